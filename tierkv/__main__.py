@@ -1,0 +1,5 @@
+"""``python -m tierkv`` is ``tierkv``."""
+
+from tierkv.cli.main import entry
+
+entry()

@@ -1,0 +1,1 @@
+"""The processes: what all roles share (``runtime``) and one module a role."""

@@ -1,0 +1,107 @@
+"""What the agent remembers without asking a vault: keys that are stored, prefixes that came back lossy, bad records."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable
+
+from tierkv.identity.blocks import BlockKey, Tokens, common_prefix
+
+# About 150 bytes an entry: 20 MB, for 33 million tokens of full blocks.
+MAX_KNOWN = 1 << 17
+MAX_PREFIXES = 64
+MAX_BAD = 4096
+BAD_S = 600.0
+
+
+class KnownKeys:
+    """Keys that a tier's vaults hold, with their fidelity; the least recently used is forgotten first."""
+
+    def __init__(self, limit: int = MAX_KNOWN) -> None:
+        self._limit = limit
+        self._keys: OrderedDict[BlockKey, int] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def add(self, key: BlockKey, fidelity: int) -> None:
+        self._keys[key] = min(fidelity, self._keys.get(key, fidelity))
+        self._keys.move_to_end(key)
+        if len(self._keys) > self._limit:
+            self._keys.popitem(last=False)
+
+    def learn(self, key: BlockKey, fidelity: int) -> None:
+        """A vault has just said so; what was known before may be older."""
+        self._keys.pop(key, None)
+        self.add(key, fidelity)
+
+    def holds(self, key: BlockKey, fidelity: int) -> bool:
+        """Whether a record of at least this fidelity is stored, as far as is known."""
+        held = self._keys.get(key)
+        if held is None or held > fidelity:
+            return False
+        self._keys.move_to_end(key)
+        return True
+
+    def discard(self, keys: Iterable[BlockKey]) -> None:
+        for key in keys:
+            self._keys.pop(key, None)
+
+    def clear(self) -> None:
+        self._keys.clear()
+
+
+class Taints:
+    """Which of an engine's prefixes came from lossy records: rows computed after them are not those of a clean run.
+
+    One for each engine process; it is forgotten with the process, whose memory is the only place where such rows live.
+    """
+
+    def __init__(self) -> None:
+        self._prefixes: dict[BlockKey, deque[tuple[Tokens, int, int]]] = {}
+        self._floor: dict[BlockKey, int] = {}
+
+    def restored(self, root: BlockKey, tokens: Tokens, first_row: int, fidelity: int) -> None:
+        """The engine got rows [first_row, len(tokens)) of this prompt with ``fidelity``."""
+        if not fidelity:
+            return
+        prefixes = self._prefixes.setdefault(root, deque())
+        prefixes.append((tokens.copy(), first_row, fidelity))
+        if len(prefixes) > MAX_PREFIXES:
+            self.at_least(root, prefixes.popleft()[2])
+
+    def at_least(self, root: BlockKey, fidelity: int) -> None:
+        """Whatever the engine offers of this model is at best this exact."""
+        self._floor[root] = max(fidelity, self._floor.get(root, 0))
+
+    def worst(self, root: BlockKey, tokens: Tokens) -> int:
+        """The worst fidelity that state of this prompt may inherit: engines reuse whatever prefix two prompts share."""
+        worst = self._floor.get(root, 0)
+        for prefix, first_row, fidelity in self._prefixes.get(root, ()):
+            if fidelity > worst and common_prefix(prefix, tokens) > first_row:
+                worst = fidelity
+        return worst
+
+
+class BadRecords:
+    """Records that failed at a restore: not asked for again until they are stored anew, or for ten minutes."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._until: OrderedDict[tuple[str, BlockKey], float] = OrderedDict()
+
+    def add(self, peer: str, key: BlockKey, seconds: float = BAD_S) -> None:
+        self._until[peer, key] = self._clock() + seconds
+        if len(self._until) > MAX_BAD:
+            self._until.popitem(last=False)
+
+    def stored_anew(self, peer: str, key: BlockKey) -> None:
+        self._until.pop((peer, key), None)
+
+    def holds(self, peer: str, key: BlockKey) -> bool:
+        until = self._until.get((peer, key))
+        if until is not None and until <= self._clock():
+            del self._until[peer, key]
+            return False
+        return until is not None

@@ -1,0 +1,78 @@
+"""Which vault holds what: a tier's local vault first, then its remote ones."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Callable, Sequence
+
+from tierkv.agents.known import KnownKeys
+from tierkv.errors import PeerError, TierKVError
+from tierkv.identity.blocks import BlockKey, PromptChain
+from tierkv.rpc.vault_port import ProbeResult, VaultPort
+
+TIERS = ("kv", "ssm")
+
+
+class TierRouter:
+    """The vaults of one tier. With several remote ones, a whole chain stays together on one of them."""
+
+    def __init__(self, tier: str, local: VaultPort | None, remote: Sequence[VaultPort]) -> None:
+        self.tier = tier
+        self.known = KnownKeys()
+        self._local = (local,) if local is not None else ()
+        self._remote = tuple(remote)
+
+    @property
+    def exists(self) -> bool:
+        return bool(self._local or self._remote)
+
+    @property
+    def ports(self) -> tuple[VaultPort, ...]:
+        return self._local + self._remote
+
+    def targets(self, chain: PromptChain) -> tuple[VaultPort, ...]:
+        """Where records of this prompt go and are looked for: the local vault, and one remote by rendezvous hashing.
+
+        The first block chooses, so that a probe of one vault sees a chain without holes.
+        """
+        if len(self._remote) < 2:
+            return self.ports
+        head = chain.keys[0] if chain.keys else chain.root
+        home = home_of(head, [port.peer for port in self._remote])
+        return (*self._local, self._remote[home])
+
+    async def probe(
+        self, chain: PromptChain, *, worst_fidelity: int, timeout_s: float, peek: bool = False
+    ) -> list[tuple[VaultPort, ProbeResult | PeerError, float]]:
+        """What each of the prompt's vaults has, or why it does not say, and after how long; asked at the same time."""
+        kv = self.tier == "kv"
+
+        async def ask(port: VaultPort) -> tuple[VaultPort, ProbeResult | PeerError, float]:
+            began_s = time.monotonic()
+            try:
+                answer = await port.probe(
+                    chain, blocks=kv, windows=kv, states=not kv, worst_fidelity=worst_fidelity, timeout_s=timeout_s,
+                    peek=peek,
+                )  # fmt: skip
+            except TierKVError as error:
+                answer = error if isinstance(error, PeerError) else PeerError(port.peer, str(error))
+            return port, answer, time.monotonic() - began_s
+
+        return list(await asyncio.gather(*(ask(port) for port in self.targets(chain))))
+
+    def learn(self, chain: PromptChain, result: ProbeResult, is_bad: Callable[[BlockKey], bool]) -> None:
+        """What a vault has said it holds, and does not hold, of a prompt is known; a bad record counts as not held."""
+        if self.tier == "kv":
+            self.known.discard(key for index, key in enumerate(chain.keys) if index not in result.blocks)
+        partial = () if result.partial is None else (result.partial,)
+        for found in (*result.blocks.values(), *partial, *result.windows, *result.states):
+            if not is_bad(found.key):
+                self.known.learn(found.key, found.fidelity)
+
+
+def home_of(head: bytes, peers: Sequence[str]) -> int:
+    """Which of a tier's remote vaults has the prompts whose first full block, or root without one, is ``head``."""
+    weights = [hashlib.blake2b(head + peer.encode(), digest_size=8).digest() for peer in peers]
+    return max(range(len(peers)), key=weights.__getitem__)

@@ -1,0 +1,1 @@
+"""``tierkv demo``: a real model's prompt goes cold, hot, evicted and restored, on this machine alone."""

@@ -1,0 +1,1 @@
+"""``tierkv quality``: what each codec does to a user's own model and text."""

@@ -1,0 +1,150 @@
+"""Records on their way out of a store: checked before their first byte leaves, then read as the reader takes them.
+
+Runs in executor threads, one at a time; an ``Outgo`` belongs to one call and holds a few open records and one message.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Generator, Iterator, Sequence
+
+from tierkv.errors import CorruptionError
+from tierkv.identity.blocks import BlockKey
+from tierkv.rpc.bulk import MessageWriter
+from tierkv.store.base import RecordReader, Store
+from tierkv.store.verify import RecordVerifier
+
+_log = logging.getLogger(__name__)
+
+_VERIFY_BYTES = 1 << 20
+# Records that one message may look into at once: so many stay open until it is closed.
+_MAX_HELD = 16
+DAMAGED = "damaged"
+UNREADABLE = "unreadable"
+
+
+def open_verified(
+    store: Store, key: BlockKey, on_damage: Callable[[], None], *, count_hit: bool = True
+) -> RecordReader | str:
+    """The open record, every frame of it intact just now; or the reason why there is none.
+
+    A damaged one is quarantined and ``on_damage`` is called; the store's events tell which.
+    """
+    try:
+        reader = store.open(key, count_hit=count_hit)
+    except CorruptionError as error:
+        return _quarantine(store, key, str(error), on_damage)
+    except OSError as error:
+        _log.error("record %s cannot be opened: %s", key.hex()[:12], error)
+        return UNREADABLE
+    if reader is None:
+        return store.missing_reason(key)
+    try:
+        _verify(reader, key)
+    except CorruptionError as error:
+        reader.close()
+        return _quarantine(store, key, str(error), on_damage)
+    except OSError as error:
+        reader.close()
+        _log.error("record %s cannot be read: %s", key.hex()[:12], error)
+        return UNREADABLE
+    except BaseException:
+        reader.close()
+        raise
+    return reader
+
+
+def _quarantine(store: Store, key: BlockKey, problem: str, on_damage: Callable[[], None]) -> str:
+    store.quarantine(key, problem)
+    on_damage()
+    return DAMAGED
+
+
+def _verify(reader: RecordReader, key: BlockKey) -> None:
+    verifier = RecordVerifier(reader.size_bytes)
+    for offset in range(0, reader.size_bytes, _VERIFY_BYTES):
+        for view in reader.views(offset, _VERIFY_BYTES):
+            verifier.feed(view)
+    if verifier.finish().key != key:
+        raise CorruptionError("another record lies under this key")
+
+
+class Outgo:
+    """The messages of one BatchPromote call; with ``peek`` it counts as no use of its records."""
+
+    def __init__(
+        self,
+        store: Store,
+        keys: Sequence[BlockKey],
+        message_bytes: int,
+        on_damage: Callable[[], None],
+        on_missing: Callable[[str], None],
+        *,
+        peek: bool = False,
+    ) -> None:
+        self._store, self._keys = store, keys
+        self._on_damage, self._on_missing = on_damage, on_missing
+        self._peek = peek
+        self._writer = MessageWriter(message_bytes)
+        self._reader: RecordReader | None = None
+        self._held: list[RecordReader] = []
+        self._messages = self._run()
+        self._lock = threading.Lock()
+        self.sent_bytes = 0
+
+    def next_message(self) -> bytes | None:
+        """The next message; None when all is said."""
+        with self._lock:
+            return next(self._messages, None)
+
+    def close(self) -> None:
+        """The open record may be evicted again."""
+        with self._lock:
+            self._messages.close()
+            if self._reader is not None:
+                self._held.append(self._reader)
+                self._reader = None
+            self._close_held()
+
+    def _run(self) -> Generator[bytes, None, None]:
+        for index, key in enumerate(self._keys):
+            opened = open_verified(self._store, key, self._on_damage, count_hit=not self._peek)
+            if isinstance(opened, str):
+                self._on_missing(opened)
+                self._writer.add_missing(index, opened)
+                if not self._writer.room and (message := self._flush()):
+                    yield message
+                continue
+            self._reader = opened
+            yield from self._record(index, opened)
+            # The open message still looks into the record, which may be evicted only after it has been closed.
+            self._reader = None
+            self._held.append(opened)
+            if len(self._held) == _MAX_HELD and (message := self._flush()):
+                yield message
+        self._writer.add_end(len(self._keys))
+        if message := self._flush():
+            yield message
+
+    def _flush(self) -> bytes | None:
+        message = self._writer.flush()
+        self._close_held()
+        return message
+
+    def _close_held(self) -> None:
+        while self._held:
+            self._held.pop().close()
+
+    def _record(self, index: int, reader: RecordReader) -> Iterator[bytes]:
+        offset, total = 0, reader.size_bytes
+        while offset < total:
+            if not self._writer.room and (message := self._flush()):
+                yield message
+            before = offset
+            for view in reader.views(offset, min(self._writer.room, total - offset)):
+                self._writer.add_data(index, total, offset, view)
+                offset += len(view)
+            if offset == before:
+                raise OSError(f"record {reader.entry.header.key.hex()[:12]} ends at {offset} of {total} bytes")
+            self.sent_bytes += offset - before

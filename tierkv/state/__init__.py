@@ -1,0 +1,1 @@
+"""An engine's per-layer cache and named arrays, one into the other; the only place that knows cache classes."""

@@ -1,0 +1,78 @@
+"""mlx arrays as bytes and back: dtype names, evaluated copies, numpy views of bit patterns.
+
+Every mlx call here belongs to the engine's generation thread. A numpy view may go to another thread, but only of an
+array that ``held`` made: a view of the engine's own array object would change under its next slice assignment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Mapping
+from typing import Any, TypeVar
+
+import mlx.core as mx
+import numpy as np
+
+from tierkv.errors import UnsupportedState
+
+Key = TypeVar("Key", bound=Hashable)
+
+_DTYPE_OF = {
+    mx.bfloat16: "bfloat16",
+    mx.float16: "float16",
+    mx.float32: "float32",
+    mx.uint8: "uint8",
+    mx.uint16: "uint16",
+    mx.uint32: "uint32",
+    mx.uint64: "uint64",
+    mx.int8: "int8",
+    mx.int16: "int16",
+    mx.int32: "int32",
+    mx.int64: "int64",
+    mx.bool_: "bool",
+}
+
+
+def dtype_name(array: mx.array | None) -> str:
+    """The layout's name of an array's dtype, "none" for an empty slot.
+
+    Raises UnsupportedState for a dtype that no record can carry.
+    """
+    if array is None:
+        return "none"
+    name = _DTYPE_OF.get(array.dtype)
+    if name is None:
+        raise UnsupportedState("dtype", f"arrays of {array.dtype} are not carried")
+    return name
+
+
+def held(arrays: Mapping[Key, mx.array], copied: Collection[Key] = ()) -> dict[Key, mx.array]:
+    """The same bits as evaluated arrays that no later slice assignment of the engine changes.
+
+    Those in ``copied`` get memory of their own. The others keep the engine's buffer alive and may be strided: they
+    are array objects of their own on it, so mlx copies the buffer before it writes to it. bfloat16 becomes uint16 bit
+    patterns, since numpy has no such dtype. One evaluation for all of them.
+    """
+    own = {key: _bits(mx.contiguous(a) if key in copied else a[...]) for key, a in arrays.items()}
+    mx.eval(list(own.values()))
+    return own
+
+
+def _bits(array: mx.array) -> mx.array:
+    return array.view(mx.uint16) if array.dtype == mx.bfloat16 else array
+
+
+def numpy_view(array: mx.array) -> np.ndarray[Any, Any]:
+    """A numpy array on the memory of an array that ``held`` made; it keeps that memory alive. No mlx work."""
+    return np.array(array, copy=False)
+
+
+def to_mx(array: np.ndarray[Any, Any], dtype: str) -> mx.array:
+    """An mlx array of the named dtype with the bits of ``array``; for "bfloat16" these are uint16 patterns.
+
+    Raises UnsupportedState if the bits are not of that dtype.
+    """
+    stored = np.dtype("uint16" if dtype == "bfloat16" else dtype)
+    if array.dtype != stored:
+        raise UnsupportedState("dtype", f"{array.dtype} bits where {dtype} is expected")
+    made = mx.array(np.ascontiguousarray(array))
+    return made.view(mx.bfloat16) if dtype == "bfloat16" else made

@@ -1,0 +1,1 @@
+"""What an agent says of itself: histograms, counters, events and one frozen snapshot."""
