@@ -15,11 +15,14 @@ KIB, MIB = 1 << 10, 1 << 20
 
 
 def open_store(path: Path, *, clock: FakeClock | None = None, disk: Disk | None = None, **options) -> DiskStore:
-    """A store of 8 MiB in segments of 1 MiB with an arena of 1 MiB in pages of 4 KiB, loaded before this returns."""
+    """A store of 8 MiB in segments of 1 MiB with an arena of 1 MiB in pages of 4 KiB, loaded before this returns.
+
+    It syncs what it is asked to sync, but nothing by the clock.
+    """
     background = options.pop("load_in_background", False)
     values = {
         "disk_bytes": 8 * MIB, "ram_bytes": MIB, "segment_bytes": MIB, "min_free_bytes": 0, "page_bytes": 4096,
-        "durability": "none", **options,
+        "durability": "batched", "sync_s": 1e6, "sync_bytes": 1 << 60, **options,
     }  # fmt: skip
     return DiskStore(path, DiskOptions(**values), clock=clock or FakeClock(), disk=disk, load_in_background=background)
 
@@ -27,6 +30,8 @@ def open_store(path: Path, *, clock: FakeClock | None = None, disk: Disk | None 
 def abandon(store: DiskStore) -> None:
     """As if the process had been killed: descriptors are closed, nothing more is written."""
     store._keeper.stop()
+    if store._behind is not None:
+        store._behind.stop()
     if store._syncer is not None:
         store._syncer.stop()
     store._log.close()

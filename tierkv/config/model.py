@@ -251,7 +251,8 @@ class Vault(Section):
     durability: Annotated[Name, OneOf(("batched", "always", "none"))] = key(
         "batched",
         "What a power failure may cost: batched (the last sync_bytes or sync_s), always (nothing; slow), none (what "
-        "the system has not written yet). A crash of the vault alone costs nothing that was acknowledged.",
+        "the system has not written yet). A crash of the vault alone costs nothing that was acknowledged; with none, "
+        "which acknowledges from memory and writes behind, it costs the last moment, at most 64 MiB.",
         apply="restart",
         kind="choice",
     )

@@ -1,7 +1,8 @@
 """The vault on disk: a log of segments that outlives the process, a catalog over it, and an arena as its hot part.
 
 - A record is checked while it arrives in pages of the arena, appended to the log with one write, published, and then
-  acknowledged: a process that is killed loses nothing it has acknowledged. Its pages stay as the hot copy.
+  acknowledged: a process that is killed loses nothing it has acknowledged. Its pages stay as the hot copy. Only with
+  durability "none" it is published and acknowledged first and written behind; it is read from its pages until then.
 - What is read cold comes into the arena with one read; without room there it is read piece by piece.
 - Room on the disk is counted as the system counts it. What is evicted is punched out of its file before the room is
   used again; where files cannot be punched, mostly dead segments are compacted.
@@ -29,6 +30,7 @@ from tierkv.store.arena import Arena, Runs
 from tierkv.store.base import Checked, DiskStats, Finding, PurgePreview, PurgeResult, Selector, StoreStats
 from tierkv.store.cataloged import CatalogStore
 from tierkv.store.clock import Clock
+from tierkv.store.disk_behind import MAX_BEHIND_BYTES, UNPLACED, Behind, WriteBehind
 from tierkv.store.disk_options import DiskOptions
 from tierkv.store.disk_reader import ColdReader
 from tierkv.store.disk_room import Burials, Room, Trouble
@@ -79,13 +81,14 @@ class DiskStore(CatalogStore):
         self._options = options
         self._disk = disk or Disk()
         self._arena = Arena(options.ram_bytes, options.page_bytes)
-        self._hot = Hot(self._arena, self._catalog.is_open)
+        self._hot = Hot(self._arena, self._must_stay)
         self._catalog.dead_after_s = options.dead_after_s
         segment_bytes = max(16 * ALIGN, min(options.segment_bytes, options.disk_bytes // 8))
         self._max_record_bytes = min(options.max_record_bytes, self._arena.cap_bytes, options.disk_bytes // 2)
         self._log_lock = threading.Lock()
         self._changed: list[int] = []
         self._trouble = Trouble(self._catalog, self._lock)
+        self._behind: WriteBehind | None = None
         self._folder = Folder(path, self._disk)
         try:
             self._log = SegmentLog(self._folder, self._disk, segment_bytes)
@@ -105,6 +108,11 @@ class DiskStore(CatalogStore):
             if options.durability == "none"
             else Syncer(self._log.sync, self._trouble.note, options.sync_bytes, options.sync_s)
         )
+        if options.durability == "none":
+            self._behind = WriteBehind(
+                self._append, self._catalog, self._room, self._trouble, self._lock, self._log_lock,
+                min(MAX_BEHIND_BYTES, self._arena.cap_bytes // 4),
+            )  # fmt: skip
         self._keeper.load(in_background=load_in_background)
 
     def _begin_life(self) -> None:
@@ -141,6 +149,9 @@ class DiskStore(CatalogStore):
         with self._room.lock:
             with self._lock:
                 pages = None if self._closed else self._hot.take(count)
+            if pages is None and self._write_behind():
+                with self._lock:
+                    pages = self._hot.take(count)
             if pages is None:
                 self._refused("full")
                 raise StoreFull(size_bytes, self._arena.cap_bytes)
@@ -156,7 +167,14 @@ class DiskStore(CatalogStore):
 
     def publish(self, header: RecordHeader, size_bytes: int, pages: Runs, epoch: int) -> str:
         """What ``RecordWriter.commit`` promises, for a verified record; its pages are the store's from now on."""
+        hint_bytes = HINT_ROW_BYTES + 8 * header.n_tokens + len(header.scalars)
+        record = Behind(pages, size_bytes, hint_bytes, self._reservation(pages))
         try:
+            outcome = self._publish_unwritten(header, record, epoch)
+            if outcome == "present":
+                self.give_back(pages)
+            if outcome:
+                return outcome
             with self._log_lock:
                 with self._lock:
                     outcome = self._admit(header, epoch)
@@ -165,13 +183,16 @@ class DiskStore(CatalogStore):
                 if outcome == "present":
                     self.give_back(pages)
                     return outcome
-                place = self._append(header, size_bytes, pages, pinned)
+                try:
+                    place = self._append(record, pinned)
+                except OSError as error:
+                    self._refused(self._trouble.note(error))
+                    raise StoreUnwritable(
+                        self._trouble.reason, f"{self._folder.path} takes no record: {error}"
+                    ) from error
                 with self._lock:
-                    row = self._catalog.publish(
-                        header, size_bytes=size_bytes, charge=entry_blocks(size_bytes), place=place
-                    )
-                    self._hot.put(row, pages)
-                    self._room.reserved -= self._reservation(pages)
+                    self._publish(header, record, place)
+                    self._room.reserved -= record.reserved
         except BaseException:
             self.give_back(pages)
             raise
@@ -179,18 +200,45 @@ class DiskStore(CatalogStore):
         self._acknowledge(size_bytes)
         return outcome
 
-    def _append(self, header: RecordHeader, size_bytes: int, pages: Runs, pinned: bool) -> int:
-        pieces = self._arena.extents(pages, size_bytes).pieces(0, size_bytes)
-        hint_bytes = HINT_ROW_BYTES + 8 * header.n_tokens + len(header.scalars)
-        try:
-            place, _ = self._log.append(
-                pieces, size_bytes, pinned=pinned, epoch=self._purger.epoch, vault_s=self.vault_s, hint_bytes=hint_bytes
-            )
-        except OSError as error:
-            self._refused(self._trouble.note(error))
-            raise StoreUnwritable(self._trouble.reason, f"{self._folder.path} takes no record: {error}") from error
+    def _publish_unwritten(self, header: RecordHeader, record: Behind, epoch: int) -> str:
+        """The outcome where no write is waited for; "" where one is, as for a record that takes another's place."""
+        if self._behind is None:
+            return ""
+        with self._lock:
+            if self._closed or self._keeper.loading or not self._behind.takes(record.size_bytes):
+                return ""
+            outcome = self._admit(header, epoch)
+            if outcome == "stored":
+                self._behind.add(self._publish(header, record, UNPLACED), record)
+        return "" if outcome == "replaced" else outcome
+
+    def _publish(self, header: RecordHeader, record: Behind, place: int) -> int:
+        size_bytes = record.size_bytes
+        row = self._catalog.publish(header, size_bytes=size_bytes, charge=entry_blocks(size_bytes), place=place)
+        self._hot.put(row, record.pages)
+        return row
+
+    def _append(self, record: Behind, pinned: bool) -> int:
+        """The record's place in the log; called with the log's lock held. Raises OSError."""
+        pieces = self._arena.extents(record.pages, record.size_bytes).pieces(0, record.size_bytes)
+        place, _ = self._log.append(
+            pieces, record.size_bytes, pinned=pinned, epoch=self._purger.epoch, vault_s=self.vault_s,
+            hint_bytes=record.hint_bytes,
+        )  # fmt: skip
         self._trouble.reason = ""
         return place
+
+    def _write_behind(self) -> bool:
+        """Whether everything that was acknowledged from RAM is in the log now."""
+        if self._behind is None:
+            return False
+        try:
+            with self._log_lock:
+                self._behind.write_all()
+        except (OSError, BadFrame) as error:
+            self._trouble.note(error)
+            return False
+        return True
 
     def _acknowledge(self, size_bytes: int) -> None:
         if self._syncer is None:
@@ -382,6 +430,7 @@ class DiskStore(CatalogStore):
 
     def check(self, *, repair: bool) -> Iterator[Checked]:
         """Reads the files, not the hot copies. Damage outside of records is left to fsck of a closed folder."""
+        self._write_behind()
         segments = self._log.segments()
         done, sound, total = 0, 0, sum(segment.size_bytes for segment in segments)
         for segment in segments:
@@ -431,7 +480,7 @@ class DiskStore(CatalogStore):
                 ram_bytes=self._arena.used_bytes,
                 ram_cap_bytes=self._arena.cap_bytes,
                 dead_bytes=dead,
-                unsynced_bytes=self._log.dirty_bytes,
+                unsynced_bytes=self._log.dirty_bytes + (self._behind.size_bytes if self._behind else 0),
                 segments=len(segments),
                 segments_loaded=sum(segment.loaded for segment in segments),
                 hot_records=len(self._hot),
@@ -464,6 +513,10 @@ class DiskStore(CatalogStore):
                 return
             self._closed = True
         self._keeper.stop()
+        if self._behind is not None:
+            self._behind.stop()
+            if not self._folder.read_only:
+                self._write_behind()
         if self._syncer is not None:
             self._syncer.stop()
         self._tidy()
@@ -494,10 +547,15 @@ class DiskStore(CatalogStore):
 
     # --- for those who work beside ------------------------------------------------------------
 
+    def _must_stay(self, row: int) -> bool:
+        """Whether the row's pages are being read, or are all that there is of it; called with the lock held."""
+        return self._catalog.is_open(row) or (self._behind is not None and self._behind.holds(row))
+
     def _release(self, row: int) -> None:
         self._hot.drop(row)
-        index = self._catalog.index
-        self._burials.add(index.place[row], index.charge[row])
+        if self._behind is None or not self._behind.forget(row):
+            index = self._catalog.index
+            self._burials.add(index.place[row], index.charge[row])
 
     def bury(self, place: int, blocks: int) -> None:
         """The entry is to be buried at the next occasion."""

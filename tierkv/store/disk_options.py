@@ -10,7 +10,9 @@ from tierkv.store.arena import PAGE_BYTES
 Durability = Literal["none", "batched", "always"]
 """Whether an acknowledged record is synced never, within ``sync_s`` and ``sync_bytes``, or before it is acknowledged.
 
-In all three it has been written before: a process that is killed loses nothing that it acknowledged.
+With "batched" and "always" it has been written before: a process that is killed loses nothing that it acknowledged.
+With "none" it is acknowledged from RAM and written behind: a process that is killed loses what was not written yet, at
+most 64 MiB or a quarter of ``ram_bytes``.
 """
 
 
