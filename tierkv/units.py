@@ -10,6 +10,11 @@ _DECIMAL = {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _SHORT = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*$")
 
+_EXACT_SIZES = (
+    ("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10),
+    ("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3),
+)  # fmt: skip
+
 _SECONDS = {"ms": 1e-3, "": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 
 
@@ -59,12 +64,25 @@ def format_size(size_bytes: float) -> str:
 
 
 def exact_size(size_bytes: int) -> int | str:
-    """The size as one writes it, ``"24GiB"``, in the largest unit that loses nothing; the number itself below 1 KiB
-    and where no unit fits."""
-    for unit, factor in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if size_bytes and size_bytes % factor == 0:
-            return f"{size_bytes // factor}{unit}"
-    return size_bytes
+    """The size as one writes it, ``"24GiB"`` or ``"24GB"``, in the largest unit that loses nothing; the number itself
+    where none fits. ``parse_size`` reads it back."""
+    fitting = [(size_bytes // factor, unit) for unit, factor in _EXACT_SIZES if size_bytes % factor == 0]
+    if size_bytes <= 0 or not fitting:
+        return size_bytes
+    count, unit = min(fitting, key=lambda one: one[0])
+    return f"{count}{unit}"
+
+
+def exact_duration(seconds: float) -> float | str:
+    """The duration as one writes it, ``"30d"``, ``"90s"``, ``"250ms"``, in the largest unit that loses nothing; the
+    number itself for 0 and where none fits. ``parse_duration`` reads it back."""
+    if not 0 < seconds < float("inf"):
+        return int(seconds) if seconds == 0 else seconds
+    for unit in ("d", "h", "min", "s"):
+        if seconds % _SECONDS[unit] == 0:
+            return f"{int(seconds / _SECONDS[unit])}{unit}"
+    text = f"{seconds:.15g}s" if seconds > 1 else f"{seconds * 1e3:.15g}ms"
+    return text if _SIZE.match(text) and parse_duration(text) == seconds else seconds
 
 
 def format_duration(seconds: float) -> str:

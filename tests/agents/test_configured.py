@@ -94,7 +94,7 @@ async def test_apply_takes_live_keys_over_and_keeps_the_others_for_the_restart(a
     port = next(one for one in agent.config.state().values if one.key == "vault.port")
     assert (port.value, port.pending, port.origin) == (None, 6000, "applied by ann")
     assert agent.events() == [
-        "vault.undo_s 1m 0s -> 5.0 s (by ann)",
+        "vault.undo_s 1min -> 5s (by ann)",
         "vault.port nothing -> 6000, from its next start on (by ann)",
     ]
 
@@ -105,12 +105,12 @@ async def test_what_was_applied_is_in_the_agents_own_file_and_undo_takes_it_out_
     assert [one.unsaved for one in planned.effects] == ["", ""]
     assert path.read_text() == TEXT
     applied = await agent.config.apply({"vault.undo_s": 5, "vault.port": 6000}, revision=1, who="ann")
-    assert path.read_text() == TEXT.replace("undo_s = 60\n", "undo_s = 5\nport = 6000\n")
+    assert path.read_text() == TEXT.replace("undo_s = 60\n", 'undo_s = "5s"\nport = 6000\n')
     assert await agent.config.reload()
     assert agent.value("vault.undo_s") == 5.0
     applied = await agent.config.apply({"vault.undo_s": 9}, revision=0, who="ann")
     await agent.config.undo(applied.undo_token, who="ann")
-    assert path.read_text() == TEXT.replace("undo_s = 60\n", "undo_s = 5\nport = 6000\n")
+    assert path.read_text() == TEXT.replace("undo_s = 60\n", 'undo_s = "5s"\nport = 6000\n')
 
 
 async def test_what_the_restart_will_not_know_is_said_before_and_after(tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ async def test_what_the_restart_will_not_know_is_said_before_and_after(tmp_path:
         assert (undo.effect, undo.unsaved, undo.never) == ("live", "--undo wins at its start", False)
         assert (port.effect, port.unsaved, port.never) == ("restart", "--port wins at its start", True)
     assert agent.events() == [
-        "vault.undo_s 10 s -> 5.0 s, until the restart: --undo wins at its start (by ann)",
+        "vault.undo_s 10s -> 5s, until the restart: --undo wins at its start (by ann)",
         "vault.port 5 -> 6000, not in force: --port wins at its start (by ann)",
     ]
     values = {one.key: (one.value, one.pending) for one in agent.config.state().values}
@@ -146,7 +146,7 @@ async def test_a_caller_that_goes_leaves_a_whole_change(agent: Agent, tmp_path: 
         while agent.config.state().revision == 1:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     assert agent.taken == [("vault.undo_s", 5.0)]
-    assert "undo_s = 5\n" in (tmp_path / "tierkv.toml").read_text()
+    assert 'undo_s = "5s"\n' in (tmp_path / "tierkv.toml").read_text()
     await agent.config.apply({"vault.undo_s": 6}, revision=2, who="ann")
 
 

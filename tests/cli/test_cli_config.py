@@ -23,9 +23,9 @@ def test_show_with_origin(run, file, monkeypatch):
     out = run("config", "show", "--origin").out
     lines = {" ".join(line.split()) for line in out.splitlines()}
     assert "port = 7 # tierkv.toml:2" in lines
-    assert 'max_bytes = "2.0GiB" # tierkv.toml:3' in lines
+    assert 'max_bytes = "2GiB" # tierkv.toml:3' in lines
     assert 'kv_codec = "lossless" # $TIERKV_INFERENCE__KV_CODEC' in lines
-    assert "undo_s = 60 # default" in lines
+    assert 'undo_s = "1min" # default' in lines
     assert "[cluster.kv_cold[1]]" in lines
     assert 'host = "b" # tierkv.toml:7' in lines
     assert "#" not in run("config", "show").out.replace("# port is not set", "")
@@ -40,6 +40,21 @@ def test_show_as_json_has_plain_values(run, file):
     assert values["vault.max_bytes"]["origin"] == {"kind": "file", "name": "tierkv.toml", "line": 3}
     assert values["inference.memory_threshold"]["origin"]["kind"] == "default"
     assert values["inference.memory_threshold"]["apply"] == "live"
+
+
+def test_show_spells_every_value_as_the_file_would_take_it(run, file):
+    """Long durations, sizes of any unit, fractions of many digits, quotes: what is shown means what is in force."""
+    file.write_text(
+        "[cluster]\nname = 'the \"lab\" \\ 2'\n[inference]\nmemory_threshold = 0.6543217\nconnect_timeout_s = 0.25\n"
+        "[vault]\nmax_bytes = 24000000000\ndisk_bytes = 5000000001\nttl_s = 5400\n"
+    )
+    shown = run("config", "show").out
+    for line in ('dead_after_s = "30d"', 'ttl_s = "90min"', 'max_bytes = "24GB"', 'ram_bytes = "512MiB"'):
+        assert line in shown.splitlines()
+    before = run("config", "show", "--json").json["values"]
+    Path("other.toml").write_text(shown)
+    after = run("--config", "other.toml", "config", "show", "--json").json["values"]
+    assert [one["value"] for one in after] == [one["value"] for one in before]
 
 
 def test_show_without_a_file_says_so_on_stderr(run):
@@ -99,9 +114,9 @@ def test_validate_tells_every_fault_of_file_and_environment_at_once_and_where_it
         "TIERKV_CLUSTER__KV_COLD__0__PORT": ("0", "cluster.kv_cold[0].port = 0: must be from 1"),
         "TIERKV_INFERENCE__CONNECT_TIMEOUT_S": (
             "-1",
-            "inference.connect_timeout_s = -1: must be from 10.0 ms to 1m 0s",
+            "inference.connect_timeout_s = -1: must be from 10ms to 1min",
         ),
-        "TIERKV_INFERENCE__QUEUE_BYTES": ("-4GiB", "inference.queue_bytes = '-4GiB': must be from 4.0 MiB"),
+        "TIERKV_INFERENCE__QUEUE_BYTES": ("-4GiB", "inference.queue_bytes = '-4GiB': must be from 4MiB"),
     }
     for name, (value, _) in faults.items():
         monkeypatch.setenv(name, value)

@@ -77,7 +77,7 @@ def test_a_live_key_is_taken_over_at_once_and_written(vault) -> None:
     path, _ = vault
     looked = change(path, "vault.max_bytes", "8MiB", "--apply", "--dry-run")
     assert looked.code == EXIT_OK, looked.err
-    assert "at once: 16.0 MiB -> 8.0 MiB; " in looked.out
+    assert "at once: 16MiB -> 8MiB; " in looked.out
     assert "are in use: nothing is evicted" in looked.out
     assert "16MiB" in path.read_text()
     done = change(path, "vault.max_bytes", "8MiB", "--apply")
@@ -86,7 +86,7 @@ def test_a_live_key_is_taken_over_at_once_and_written(vault) -> None:
     status = program("status", "--config", str(path), "--json").json
     (tier,) = status["nodes"][0]["node"]["tiers"]
     assert tier["cap_bytes"] == 8 << 20
-    assert "vault.max_bytes 16.0 MiB -> 8.0 MiB" in program("events", "--config", str(path)).out
+    assert "vault.max_bytes 16MiB -> 8MiB" in program("events", "--config", str(path)).out
 
 
 def test_when_an_agent_will_not_the_file_stays_as_it_was(vault) -> None:

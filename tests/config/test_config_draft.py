@@ -86,7 +86,7 @@ def test_enter_on_any_field_as_it_stands_changes_nothing(tmp_path: Path) -> None
     ("path", "value", "text"),
     [
         ("vault.max_bytes", 24 << 30, "24GiB"), ("vault.max_bytes", 5_000_000_001, "5000000001"),
-        ("vault.dead_after_s", 30 * 86400.0, "2592000"), ("vault.sync_s", 0.25, "0.25"), ("vault.ttl_s", 0.0, "0"),
+        ("vault.dead_after_s", 30 * 86400.0, "30d"), ("vault.sync_s", 0.25, "250ms"), ("vault.ttl_s", 0.0, "0"),
         ("security.insecure", False, "false"), ("console.connect", ["a:1"], '["a:1"]'), ("vault.port", None, ""),
     ],
 )  # fmt: skip

@@ -6,11 +6,13 @@ import threading
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tierkv.config.load import Flag
 from tierkv.config.own_file import NO_FILE, OwnFile, without_change
 from tierkv.config.running import Base
-from tierkv.units import exact_size, parse_size
+from tierkv.units import exact_duration, exact_size, parse_duration, parse_size
 
 TEXT = """\
 # the night watch edits here
@@ -40,7 +42,8 @@ def test_a_plan_writes_nothing_and_save_changes_only_the_keys_lines(path: Path) 
     assert path.read_text() == TEXT
     saved = own(path).save(wanted)
     assert saved.unsaved == {}
-    assert path.read_text() == TEXT.replace("16MiB", "8MiB").replace("# undo_s = 60\n", "# undo_s = 60\nundo_s = 5\n")
+    written = TEXT.replace("16MiB", "8MiB").replace("# undo_s = 60\n", "# undo_s = 60\nundo_s = '5s'\n")
+    assert path.read_text() == written.replace("'5s'", '"5s"')
     assert path.with_name("tierkv.toml.bak").read_text() == TEXT
 
 
@@ -63,7 +66,7 @@ def test_what_wins_over_the_file_is_named_and_the_file_stays(path: Path, flags, 
     saved = own(path, flags, environ).save({"vault.max_bytes": 8 * MIB, "vault.undo_s": 5.0})
     assert saved.unsaved == {"vault.max_bytes": reason}
     assert "16MiB" in path.read_text()
-    assert "undo_s = 5\n" in path.read_text()
+    assert 'undo_s = "5s"\n' in path.read_text()
 
 
 def test_without_a_file_nothing_outlives_the_restart() -> None:
@@ -155,8 +158,30 @@ def test_agents_that_share_a_file_do_not_lose_each_others_lines(path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("size", "text"), [(0, 0), (1000, 1000), (8 * MIB, "8MiB"), (3 << 29, "1536MiB"), (5 * 10**9 + 1, 5 * 10**9 + 1)]
-)
+    ("size", "text"),
+    [
+        (0, 0), (1000, "1kB"), (8 * MIB, "8MiB"), (3 << 29, "1536MiB"), (24 * 10**9, "24GB"), (64 << 40, "64TiB"),
+        (1_024_000, "1000KiB"), (5 * 10**9 + 1, 5 * 10**9 + 1),
+    ],
+)  # fmt: skip
 def test_a_size_is_written_with_the_unit_that_loses_nothing(size: int, text: object) -> None:
     assert exact_size(size) == text
+    assert parse_size(exact_size(size)) == size
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.0, 0), (30 * 86400.0, "30d"), (12 * 3600, "12h"), (60.0, "1min"), (90.0, "90s"), (86_400_123.0, "86400123s"),
+        (1.5, "1.5s"), (0.25, "250ms"), (0.0005, "0.5ms"),
+    ],
+)  # fmt: skip
+def test_a_duration_is_written_with_the_unit_that_loses_nothing(seconds: float, text: object) -> None:
+    assert exact_duration(seconds) == text
+    assert parse_duration(exact_duration(seconds)) == seconds
+
+
+@given(st.floats(0, 1e10) | st.integers(0, 10**10), st.integers(0, 1 << 60))
+def test_what_is_written_is_read_as_the_same(seconds: float, size: int) -> None:
+    assert parse_duration(exact_duration(seconds)) == seconds
     assert parse_size(exact_size(size)) == size

@@ -160,7 +160,7 @@ async def test_nodes_sort_filter_and_open() -> None:
         assert "› nas" in lines[1]
         text = "\n".join(lines)
         assert "process 200" in text
-        assert "4.0 GiB" in row(lines, "vault.max_bytes")
+        assert "4GiB" in row(lines, "vault.max_bytes")
         assert "6000 after a restart" in row(lines, "vault.port")
         lines = await one.do("escape")
         assert "› nas" not in lines[1]
@@ -361,6 +361,22 @@ async def test_a_fault_is_told_at_its_field_while_one_types_and_is_not_taken(her
         await one.do("escape")
         assert not one.app.screen.draft.changed
     assert read(here) == TOML
+
+
+async def test_a_value_stands_in_the_form_as_one_would_type_it(here: Path) -> None:
+    """The list, the explanation below it, and the entry: the same spelling, and the file takes it."""
+    async with opened() as one:
+        lines = await edit(one, "dead_after_s", "2d")
+        assert "30d" in row(lines, "vault.dead_after_s  ")
+        lines = await one.do("enter")
+        assert "2d" in row(lines, "vault.dead_after_s  ")
+        assert "default 30d; allowed 0 to 3650d" in row(lines, "default 30d")
+    async with opened() as one:
+        await one.do("5", "slash")
+        await one.type("disk_bytes")
+        lines = await one.do("enter", "enter")
+        assert "disk_bytes = 64GiB" in " ".join(lines[-1].split())
+        assert "allowed 1MiB to 1024TiB" in row(lines, "default 64GiB")
 
 
 async def test_apply_shows_diff_and_what_if_then_writes_and_tells_who_acknowledged(here: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 import textwrap
@@ -106,14 +107,8 @@ def _assignment(row: Row) -> str:
     name, value = row.path.rpartition(".")[2], row.value
     if value is None:
         return f"# {name} is not set"
-    if isinstance(value, str):
-        return f'{name} = "{value}"'
-    if isinstance(value, list):
-        return f"{name} = [{', '.join(repr(part) for part in value)}]"
-    shown = row.key.shown(value)
-    if row.key.kind == "size" and value:
-        return f'{name} = "{shown.replace(" ", "")}"'
-    return f"{name} = {value:g}" if isinstance(value, float) else f"{name} = {shown}"
+    # A JSON text, number, truth value or list of texts is a TOML one too.
+    return f"{name} = {json.dumps(row.key.spelled(value), ensure_ascii=False)}"
 
 
 # --- validate, path ---------------------------------------------------------------------------

@@ -14,7 +14,6 @@ from tierkv.config.atomic import locked, replace, replace_keeping
 from tierkv.config.edit import resolve_key, set_value, without_lone_index
 from tierkv.config.keys import Key, keys, value_from_text
 from tierkv.config.load import DEFAULT, Loaded, Origin, load_source
-from tierkv.config.own_file import literal
 from tierkv.config.rows import Row, rows
 from tierkv.config.source import Source, decode, parse, read_bytes
 from tierkv.errors import ConfigError, ConfigFaults, Fault
@@ -36,13 +35,7 @@ class Field:
     @property
     def text(self) -> str:
         """The value as a person types it."""
-        if self.value is None:
-            return ""
-        if isinstance(self.value, list):
-            return "[" + ", ".join(f'"{part}"' for part in self.value) + "]"  # pyright: ignore[reportUnknownVariableType]
-        if isinstance(self.value, bool):
-            return str(self.value).lower()
-        return str(literal(self.key, self.value))
+        return self.key.shown(self.value)
 
 
 class Draft:

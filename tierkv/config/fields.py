@@ -74,7 +74,7 @@ class Size(_Bounded):
     def check(self, value: object) -> int:
         if not isinstance(value, str | int) or isinstance(value, bool):
             raise fault("is not a size", "write for example '4GiB' or '512MiB'")
-        bounds = f"must be from {units.format_size(self.least)} to {units.format_size(self.most)}"
+        bounds = f"must be from {units.exact_size(self.least)} to {units.exact_size(self.most)}"
         if _negative(value):
             raise fault(bounds)
         try:
@@ -99,7 +99,7 @@ class Duration(_Bounded):
     def check(self, value: object) -> float:
         if not isinstance(value, str) and not _number(value):
             raise fault("is not a duration", "write for example '30s', '250ms' or '5min'")
-        bounds = f"must be from {_short(self.least)} to {_short(self.most)}"
+        bounds = f"must be from {units.exact_duration(self.least)} to {units.exact_duration(self.most)}"
         if _negative(value):
             raise fault(bounds)
         try:
@@ -112,10 +112,6 @@ class Duration(_Bounded):
                 hint = f"the unit is seconds; did you mean '{value}ms'?"
             raise fault(bounds, hint)
         return seconds
-
-
-def _short(seconds: float) -> str:
-    return "0 s" if not seconds else units.format_duration(seconds)
 
 
 @dataclass(frozen=True)

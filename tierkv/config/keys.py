@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 import types
 from collections.abc import Iterator, Mapping
@@ -36,24 +37,28 @@ class Key:
 
     @property
     def allowed(self) -> str:
-        """What may stand there, for people: "4.0 MiB to 64 GiB", "ahead, on-evict", "0 to 65535"."""
+        """What may stand there, for people: "4MiB to 64GiB", "ahead, on-evict", "0 to 65535"."""
         if self.choices:
             return ", ".join(choice for choice in self.choices if choice)
         if self.least is None or self.most is None:
             return {"boolean": "true, false", "fraction": "above 0, up to 1"}.get(self.kind, "")
         return f"{self.shown(self.least)} to {self.shown(self.most)}"
 
-    def shown(self, value: object) -> str:
-        """The value as tierkv.toml would say it for people."""
-        if isinstance(value, bool):
-            return str(value).lower()
+    def spelled(self, value: object) -> object:
+        """The value as a person writes it into tierkv.toml: "24GiB", "30d"; the number where no unit is exact."""
         if self.kind == "size" and isinstance(value, int):
-            return units.format_size(value) if value else "0"
+            return units.exact_size(value)
         if self.kind == "duration" and isinstance(value, int | float):
-            return units.format_duration(value) if value else "0"
+            return units.exact_duration(value)
+        return value
+
+    def shown(self, value: object) -> str:
+        """The value as a person types it: as ``spelled``, text without quotes; empty for None."""
         if value is None:
             return ""
-        return str(value)
+        if isinstance(value, bool | list):
+            return json.dumps(value, ensure_ascii=False, default=str)
+        return str(self.spelled(value))
 
 
 @cache

@@ -10,13 +10,11 @@ from pathlib import Path
 
 from tierkv.config.atomic import locked, replace, replace_keeping
 from tierkv.config.edit import resolve_key, set_value, without_lone_index
-from tierkv.config.keys import Key
 from tierkv.config.load import Loaded
 from tierkv.config.rows import rows
 from tierkv.config.running import Base, problem_of
 from tierkv.config.source import decode, parse, read_bytes
 from tierkv.errors import ConfigError
-from tierkv.units import exact_size
 
 _BOM = b"\xef\xbb\xbf"
 
@@ -109,7 +107,7 @@ class OwnFile:
             if about.path.startswith("security.") or about.kind == "path":
                 return text, "such a key is changed at the machine itself, by hand"
             values = parse(text, path).values
-            changed = set_value(text, without_lone_index(values, location), literal(about, value))
+            changed = set_value(text, without_lone_index(values, location), about.spelled(value))
             source = parse(changed, path)
             loaded = self._base.check(source, {})
         except ConfigError as error:
@@ -125,13 +123,6 @@ class OwnFile:
 
 def values_of(loaded: Loaded) -> dict[str, object]:
     return {row.path: row.value for row in rows(loaded)}
-
-
-def literal(key: Key, value: object) -> object:
-    """The value as a person would have written it: a size with its unit, whole seconds without a point."""
-    if key.kind == "size" and isinstance(value, int):
-        return exact_size(value)
-    return int(value) if key.kind == "duration" and isinstance(value, float) and value.is_integer() else value
 
 
 def without_change(text: str, before: str, after: str) -> str | None:
