@@ -203,12 +203,14 @@ class ConfigView(WorkScreen):
         faults = self._faults_now(field)
         if faults:
             text = f"{faults[0].problem}{f'; {faults[0].suggestion}' if faults[0].suggestion else ''}"
-            told = wrap(f"{glyphs.refused} {field.path}: {text}", width - 2, EXPLAINED - 1, glyphs.ellipsis)
-            return [rule, *(((f" {line}", "bad"),) for line in told)]
+            faulty = wrap(f"{glyphs.refused} {field.path}: {text}", width - 2, EXPLAINED - 1, glyphs.ellipsis)
+            return [rule, *(((f" {line}", "bad"),) for line in faulty)]
         facts = ["at once" if field.key.apply == "live" else "after a restart"]
         facts.append(f"default {field.key.shown(field.key.default) or 'empty'}")
         facts += [f"allowed {field.key.allowed}"] if field.key.allowed else []
-        first: Line = (left(f" {field.path}", 34, "head", glyphs), left("; ".join(facts), width - 34, "dim", glyphs))
+        told = "; ".join(facts)
+        name = max(len(field.path) + 3, min(34, width - len(told)))
+        first: Line = (left(f" {field.path}", name, "head", glyphs), left(told, width - name, "dim", glyphs))
         doc = wrap(field.key.doc, width - 2, EXPLAINED - 2, glyphs.ellipsis)
         return [rule, first, *(((f" {text}", "text"),) for text in doc)]
 
