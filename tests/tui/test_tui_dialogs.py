@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from test_tui_work import MINI, TOML, Work, edit, here, opened, read, row  # noqa: F401 - here is a fixture
 from textual.widgets import Button
-from tui_cluster import MIB, StagedFeed, healthy, inference, screen_text, vault, view_of
+from tui_cluster import MIB, StagedFeed, event, events_view, healthy, inference, screen_text, vault, view_of
 from tui_operator import NAS, FakeOperator, prefix
 
 from tierkv.errors import EXIT_INTERRUPTED, DeadlineExceeded
 from tierkv.rpc.admin import PurgePlan
 from tierkv.rpc.config_port import Acknowledged
 from tierkv.tui.app import Console
-from tierkv.tui.model import cluster_view
+from tierkv.tui.model import LABELS, NodeState, cluster_view
 from tierkv.tui.operate import Holder, PrefixList, PrefixRow, Preview, Selection, away_of
 from tierkv.tui.record import TargetRecord
 from tierkv.tui.screens.apply import Apply
 from tierkv.tui.screens.purge import Purge
 from tierkv.tui.theme import ASCII, UNICODE
+from tierkv.tui.widgets.lines import plain
+from tierkv.tui.widgets.nodes import GRAVEST_FIRST, ROLES, STATES, WORDS
+from tierkv.tui.widgets.table import Table
+from tierkv.tui.widgets.tiers import ROWS
 
 
 class Stuck(FakeOperator):
@@ -336,6 +341,37 @@ async def test_every_key_can_be_read_in_the_help_of_every_view(size: tuple[int, 
                 text += "\n".join(lines)
             assert {name for name in wanted if name not in text} == set(), view
             await one.do("escape")
+
+
+@pytest.mark.parametrize("size", [(60, 16), (80, 24), (200, 60)])
+async def test_every_column_of_every_view_is_explained_in_its_help(size: tuple[int, int]) -> None:
+    """Each title with its text, as far as it takes to scroll; the views that one drills into too."""
+    async with opened(healthy(events=events_view(event(0, "one"))), size=size) as one:
+        for ways in ("1", "2", "3", "4", "5", "i", "2 enter", "3 enter", "4 enter", "i enter"):
+            await one.do(*ways.split())
+            asked, words = one.app.screen, one.app.screen.words()
+            for table in asked.query(Table):
+                assert {column.told for column in table.columns} <= {told for group in words for _, told in group.told}
+            await one.do("question_mark")
+            pages = [plain(one.app.screen._pager.lines)]
+            for _ in range(12):
+                await one.do("pagedown")
+                pages.append(plain(one.app.screen._pager.lines))
+            read = [" ".join(" ".join(page).split()) for page in pages]
+            for group in words:
+                assert any(group.heading in page for page in read), (ways, group.heading)
+                for word, told in group.told:
+                    assert told
+                    assert any(f"{word} {told}" in page for page in read), (ways, word)
+            await one.do("escape", "escape")
+
+
+def test_every_state_of_a_node_has_a_word_and_an_explanation() -> None:
+    assert WORDS.keys() == STATES.keys() == ROLES.keys() == set(GRAVEST_FIRST) == set(get_args(NodeState))
+
+
+def test_every_tier_is_explained_by_the_name_that_it_has_on_the_screen() -> None:
+    assert list(ROWS) == list(LABELS.values())
 
 
 async def test_what_is_changed_and_wrong_is_not_pushed_out_by_a_long_path(here: Path) -> None:  # noqa: F811

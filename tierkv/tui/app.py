@@ -305,7 +305,8 @@ class Console(App[int]):
 
     def action_help(self) -> None:
         keys = keys_of(self, self.screen.active_bindings.values(), self.glyphs)
-        self.push_screen(Help(keys))
+        screen = self.screen
+        self.push_screen(Help(keys, screen.words() if isinstance(screen, ViewScreen) else ()))
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         """Every action of the screen, then Textual's own that make sense here."""

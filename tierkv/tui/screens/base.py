@@ -9,6 +9,7 @@ from textual.screen import Screen
 from tierkv.tui.model import ClusterView
 from tierkv.tui.theme import Role
 from tierkv.tui.widgets.lines import Lines, Span
+from tierkv.tui.widgets.words import Words
 
 if TYPE_CHECKING:
     from tierkv.tui.app import Console
@@ -49,6 +50,10 @@ class ViewScreen(Screen[None]):
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:  # noqa: ARG002 - Textual's
         """What would change something is dimmed while nothing may be changed."""
         return self.console_app.may(action)
+
+    def words(self) -> tuple[Words, ...]:
+        """What the help says of the columns."""
+        return ()
 
     def forget_styles(self) -> None:
         for lines in self.query(Lines):

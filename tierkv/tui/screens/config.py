@@ -24,6 +24,7 @@ from tierkv.tui.text import clean, wrap
 from tierkv.tui.theme import Role
 from tierkv.tui.widgets.lines import Line, Lines, left
 from tierkv.tui.widgets.table import Column, Pager, Table
+from tierkv.tui.widgets.words import Words
 
 if TYPE_CHECKING:
     from tierkv.config.draft import Draft, Field
@@ -66,11 +67,26 @@ class ConfigView(WorkScreen):
 
     def _columns(self) -> tuple[Column[Field], ...]:
         return (
-            Column("", 1, self._sign, 0, role=_mark_role),
-            Column("key", 28, lambda f: f.path, 0, lambda f: f.path, grow=True, role=_key_role),
-            Column("value", 18, lambda f: clean(f.text) or "not set", 1, role=_value_role),
-            Column("change", 7, lambda f: f.key.apply, 3, lambda f: f.key.apply, role=lambda _: "dim"),
-            Column("from", 10, self._from, 2, lambda f: str(f.origin), role=lambda _: "dim"),
+            Column(
+                "", "what is changed and not applied yet, or faulty",
+                1, self._sign, 0, role=_mark_role,
+            ),
+            Column(
+                "key", "section and name, as 'tierkv config set' takes it",
+                28, lambda f: f.path, 0, lambda f: f.path, grow=True, role=_key_role,
+            ),
+            Column(
+                "value", "as the file would say it; dim: the default",
+                18, lambda f: clean(f.text) or "not set", 1, role=_value_role,
+            ),
+            Column(
+                "change", "live: agents take it over at once; restart: when they start again",
+                7, lambda f: f.key.apply, 3, lambda f: f.key.apply, role=lambda _: "dim",
+            ),
+            Column(
+                "from", "the line of the file; default: the file does not say it",
+                10, self._from, 2, lambda f: str(f.origin), role=lambda _: "dim",
+            ),
         )  # fmt: skip
 
     def _sign(self, field: Field) -> str:
@@ -81,6 +97,13 @@ class ConfigView(WorkScreen):
         if field.origin.kind == "file":
             return f"line {field.origin.line}" if field.origin.line else "the file"
         return str(field.origin)
+
+    def words(self) -> tuple[Words, ...]:
+        glyphs = self.console_app.glyphs
+        first, *columns = self.table.columns
+        signs = (f"{glyphs.changed} {glyphs.refused}", first.told)
+        told = Words.of("COLUMNS", columns)
+        return (Words(told.heading, (signs, *told.told)),)
 
     def body(self) -> ComposeResult:
         with Horizontal(id="columns"):

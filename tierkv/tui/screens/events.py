@@ -81,11 +81,26 @@ class Events(WorkScreen):
     def __init__(self) -> None:
         super().__init__()
         columns: tuple[Column[EventLine], ...] = (
-            Column("time", 8, lambda r: clock(r.event.time_unix_s), 0, lambda r: r.event.time_unix_s, role=_dim),
-            Column("severity", 9, self._severity, 4, lambda r: r.event.severity, role=_role),
-            Column("node", 12, lambda r: r.event.node, 1, lambda r: r.event.node),
-            Column("kind", 9, lambda r: r.event.kind, 2, lambda r: r.event.kind, role=lambda _: "accent"),
-            Column("message", 20, lambda r: r.event.message, 0, grow=True, role=_role),
+            Column(
+                "time", "when, by the clock of the node, in this machine's time zone",
+                8, lambda r: clock(r.event.time_unix_s), 0, lambda r: r.event.time_unix_s, role=_dim,
+            ),
+            Column(
+                "severity", "error, warning, info or debug",
+                9, self._severity, 4, lambda r: r.event.severity, role=_role,
+            ),
+            Column(
+                "node", "where it happened",
+                12, lambda r: r.event.node, 1, lambda r: r.event.node,
+            ),
+            Column(
+                "kind", "what it is about: evict, demote, miss, link, config, purge, ...",
+                9, lambda r: r.event.kind, 2, lambda r: r.event.kind, role=lambda _: "accent",
+            ),
+            Column(
+                "message", "what happened; enter says what led to it and where the data is now",
+                20, lambda r: r.event.message, 0, grow=True, role=_role,
+            ),
         )  # fmt: skip
         self.table: Table[EventLine] = Table("table", columns, lambda r: str(r.number), "nothing has happened yet")
         self._newest = -1

@@ -1,4 +1,4 @@
-"""The keys of the screen below, made from its bindings."""
+"""The keys of the screen below, made from its bindings, and the words over its columns, made from the columns."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from textual.screen import ModalScreen
 from tierkv.tui.widgets.keys import Key, help_lines
 from tierkv.tui.widgets.lines import Lines, left
 from tierkv.tui.widgets.table import Pager
+from tierkv.tui.widgets.words import Words, word_lines
 
 if TYPE_CHECKING:
     from tierkv.tui.app import Console
@@ -36,9 +37,9 @@ class Help(ModalScreen[None]):
         Binding("end,G", "move(1000000)", "Last", show=False),
     ]
 
-    def __init__(self, keys: Sequence[Key]) -> None:
+    def __init__(self, keys: Sequence[Key], words: Sequence[Words] = ()) -> None:
         super().__init__()
-        self._keys = keys
+        self._keys, self._words = keys, words
         self._head = Lines("help-head")
         self._pager = Pager("help")
 
@@ -56,14 +57,17 @@ class Help(ModalScreen[None]):
     def _lay_out(self) -> None:
         console: Console = self.app  # type: ignore[assignment]
         room = max(1, self.app.size.height - FRAME)
-        across = max(1, min((self.app.size.width - 6) // NARROW, -(-len(self._keys) // room)))
+        wanted = max(2 if self._words else 1, -(-len(self._keys) // room))
+        across = max(1, min((self.app.size.width - 6) // NARROW, wanted))
         width = WIDTH if across == 1 else NARROW
         lines = help_lines(self._keys, width, console.glyphs, across)
+        lines += word_lines(self._words, width * across, console.glyphs)
         self.query_one("#box").styles.width = width * across + 4
         self._head.styles.width = self._pager.styles.width = width * across
         self._pager.styles.height = min(room, len(lines))
         self._pager.show(lines)
-        more = "   up and down show the others" if len(lines) > room else ""
+        below = "up, down: more keys, then the columns" if self._words else "up and down show the others"
+        more = f"   {below}" if len(lines) > room else ""
         self._head.paint(
             [(left(" KEYS", 5, "head", console.glyphs), left(more, width * across - 5, "dim", console.glyphs))]
         )

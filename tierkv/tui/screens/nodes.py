@@ -19,12 +19,29 @@ from tierkv.tui.theme import Glyphs, Role
 from tierkv.tui.widgets.events import event_line
 from tierkv.tui.widgets.lines import Line, Span, left, right
 from tierkv.tui.widgets.meter import meter, spark
-from tierkv.tui.widgets.nodes import ROLES, WORDS, doing, shape_of
+from tierkv.tui.widgets.nodes import ROLES, WORDS, doing, shape_of, state_words
 from tierkv.tui.widgets.table import Column, Pager, Table, number
+from tierkv.tui.widgets.words import Words
 from tierkv.units import format_size
 
 EVENTS_SHOWN = 12
 LABEL = 12
+TIER_HEADINGS = {
+    "size": "bytes of state that it holds",
+    "cap": "the most that it may hold",
+    "records": "blocks and checkpoints that it holds",
+    "hit": "of all lookups since the start, how many found something",
+    "evicted": "records that left to make room",
+}
+RESTORES = "restores: p50 p99"
+LINK_HEADINGS = {
+    "tier": "kv: attention state; ssm: recurrent checkpoints",
+    "state": "up; down; backoff: left alone for a while; unknown: not asked yet",
+    "rtt": "the last round trip",
+    "in/s": "bytes a second that the link brought when it was busy",
+    "out/s": "bytes a second that it took when it was busy",
+    "failures": "calls that failed, since the start",
+}
 
 
 def worst_rtt_s(node: NodeView) -> float | None:
@@ -54,19 +71,58 @@ class Nodes(WorkScreen):
 
     def _columns(self) -> tuple[Column[NodeView], ...]:
         return (
-            Column("state", 9, self._state, 0, lambda n: n.state, role=lambda n: ROLES[n.state], marked=True),
-            Column("name", 12, lambda n: n.name, 0, lambda n: n.name, role=_fresh),
-            Column("role", 9, lambda n: n.role, 1, lambda n: n.role, role=_fresh),
-            Column("mem", 4, _used, 2, _fraction, right=True, role=_fresh, descending=True, marked=True),
-            Column("mark", 4, _mark, 3, lambda n: n.memory.threshold_fraction, right=True, role=_fresh, marked=True),
-            number("holds", 5, 4, held_bytes, short_size, _fresh, marked=True),
-            number("in/s", 5, 6, lambda n: n.rates.bytes_in_per_s if n.rates else None, short_size, _fresh),
-            number("out/s", 5, 7, lambda n: n.rates.bytes_out_per_s if n.rates else None, short_size, _fresh),
-            number("p99", 5, 5, promote_p99, short_duration, _fresh, marked=True),
-            number("rtt", 5, 8, worst_rtt_s, short_duration, _fresh),
-            Column("up", 4, _uptime, 9, lambda n: -(n.snapshot.started_unix_s if n.snapshot else 0), True, role=_fresh),
-            Column("version", 8, lambda n: n.version, 11, lambda n: n.version, role=self._version_role),
-            Column("doing", 8, lambda n: doing(n, self.held, self.console_app.glyphs), 10, grow=True, role=_fresh),
+            Column(
+                "state", "whether it answers: see STATES below",
+                9, self._state, 0, lambda n: n.state, role=lambda n: ROLES[n.state], marked=True,
+            ),
+            Column(
+                "name", "what it calls itself: cluster.node_name, else its host and role",
+                12, lambda n: n.name, 0, lambda n: n.name, role=_fresh,
+            ),
+            Column(
+                "role", "inference beside an engine; kv-vault and ssm-vault keep state for others",
+                9, lambda n: n.role, 1, lambda n: n.role, role=_fresh,
+            ),
+            Column(
+                "mem", "of the machine's memory, how much is in use by whatever runs there",
+                4, _used, 2, _fraction, right=True, role=_fresh, descending=True, marked=True,
+            ),
+            Column(
+                "mark", "inference.memory_threshold: above it the engine's prompt cache evicts",
+                4, _mark, 3, lambda n: n.memory.threshold_fraction, right=True, role=_fresh, marked=True,
+            ),
+            number(
+                "holds", "bytes of state in its tiers",
+                5, 4, held_bytes, short_size, _fresh, marked=True,
+            ),
+            number(
+                "in/s", "bytes a second that come in, over all its tiers",
+                5, 6, lambda n: n.rates.bytes_in_per_s if n.rates else None, short_size, _fresh,
+            ),
+            number(
+                "out/s", "bytes a second that go out, over all its tiers",
+                5, 7, lambda n: n.rates.bytes_out_per_s if n.rates else None, short_size, _fresh,
+            ),
+            number(
+                "p99", "99 of 100 of its restores took no longer, since it started",
+                5, 5, promote_p99, short_duration, _fresh, marked=True,
+            ),
+            number(
+                "rtt", "the slowest round trip of its links that are up",
+                5, 8, worst_rtt_s, short_duration, _fresh,
+            ),
+            Column(
+                "up", "how long its process has been running",
+                4, _uptime, 9, lambda n: -(n.snapshot.started_unix_s if n.snapshot else 0), True, role=_fresh,
+            ),
+            Column(
+                "version", "its TierKV; where it is not this console's, doing says so too",
+                8, lambda n: n.version, 11, lambda n: n.version, role=self._version_role,
+            ),
+            Column(
+                "doing", "what it does now, or why nobody knows; whether its clock or version is off",
+                8, lambda n: doing(n, self.held, self.console_app.glyphs), 10, grow=True, role=_fresh,
+            ),
         )  # fmt: skip
 
     def _state(self, node: NodeView) -> str:
@@ -74,6 +130,9 @@ class Nodes(WorkScreen):
 
     def _version_role(self, node: NodeView) -> Role:
         return "warn" if self.held.versions and node.version not in ("", self.held.versions[0]) else _fresh(node)
+
+    def words(self) -> tuple[Words, ...]:
+        return (*super().words(), state_words(self.console_app.glyphs))
 
     def body(self) -> ComposeResult:
         yield self.table
@@ -191,6 +250,10 @@ class Node(WorkScreen):
     def action_copy_json(self) -> None:
         self.copied(as_json(self.exported()), "the node as JSON")
 
+    def words(self) -> tuple[Words, ...]:
+        restores = "half and 99 of 100 took no longer; the bars: how many took how long"
+        return (Words.named("TIERS", {**TIER_HEADINGS, "restores": restores}), Words.named("LINKS", LINK_HEADINGS))
+
     # --- drawing ---------------------------------------------------------------------------------
 
     def _lines(self, node: NodeView) -> Iterator[Line]:
@@ -291,8 +354,8 @@ def _tiers(node: NodeView, width: int, glyphs: Glyphs) -> Iterator[Line]:
     yield ()
     yield (
         left(" TIERS", LABEL + 1, "head", glyphs),
-        *(right(title, 8, "dim", glyphs) for title in ("size", "cap", "records", "hit", "evicted")),
-        left("   restores: p50 p99", width - LABEL - 41, "dim", glyphs),
+        *(right(title, 8, "dim", glyphs) for title in TIER_HEADINGS),
+        left(f"   {RESTORES}", width - LABEL - 41, "dim", glyphs),
     )
     for tier in node.snapshot.tiers if node.snapshot else ():
         looked = tier.hits + tier.misses
@@ -339,9 +402,8 @@ def _links(node: NodeView, width: int, glyphs: Glyphs) -> Iterator[Line]:
     yield ()
     yield (
         left(" LINKS", 24, "head", glyphs),
-        left("tier", 6, "dim", glyphs),
-        left("state", 9, "dim", glyphs),
-        *(right(title, 9, "dim", glyphs) for title in ("rtt", "in/s", "out/s", "failures")),
+        *(left(title, size, "dim", glyphs) for title, size in zip(LINK_HEADINGS, (6, 9), strict=False)),
+        *(right(title, 9, "dim", glyphs) for title in list(LINK_HEADINGS)[2:]),
     )
     for link in links:
         role: Role = "ok" if link.state == "up" else "bad" if link.state == "down" else "warn"

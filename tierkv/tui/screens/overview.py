@@ -17,10 +17,14 @@ from tierkv.tui.widgets.cluster import cluster_line, why_lines
 from tierkv.tui.widgets.events import EventFeed
 from tierkv.tui.widgets.keys import key_line, keys_of
 from tierkv.tui.widgets.lines import Line, Lines, left
-from tierkv.tui.widgets.marks import Marks
+from tierkv.tui.widgets.marks import Marks, mark_words
+from tierkv.tui.widgets.misses import WORDS as MISS_WORDS
 from tierkv.tui.widgets.misses import miss_lines
-from tierkv.tui.widgets.nodes import node_lines, rows_needed
+from tierkv.tui.widgets.nodes import HEADINGS as NODE_HEADINGS
+from tierkv.tui.widgets.nodes import node_lines, rows_needed, state_words
+from tierkv.tui.widgets.tiers import WORDS as TIER_WORDS
 from tierkv.tui.widgets.tiers import tier_lines
+from tierkv.tui.widgets.words import Words
 
 MIN_WIDTH, MIN_HEIGHT = 60, 16
 TIER_LINES = 5
@@ -113,6 +117,11 @@ class Overview(ViewScreen):
 
     def on_mount(self) -> None:
         self._ready = True
+
+    def words(self) -> tuple[Words, ...]:
+        glyphs = self.console_app.glyphs
+        nodes = (Words.named("NODES", NODE_HEADINGS), state_words(glyphs))
+        return (*TIER_WORDS, *nodes, *MISS_WORDS, mark_words(glyphs))
 
     def show(self, view: ClusterView) -> None:
         self._view = view

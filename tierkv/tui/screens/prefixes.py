@@ -17,9 +17,21 @@ from tierkv.tui.text import age, clean, clock, counted, short_count, short_size
 from tierkv.tui.theme import Glyphs, Role
 from tierkv.tui.widgets.lines import Line, left, right
 from tierkv.tui.widgets.table import Column, Pager, Table, number
+from tierkv.tui.widgets.words import Words
 
 TIERS = {"kv": "KV", "ssm": "SSM"}
 KINDS = {1: "block", 2: "window", 3: "state"}
+
+RECORD_HEADINGS = {
+    "kind": "block: attention rows of 256 tokens; window: of a sliding window; state: a recurrent checkpoint",
+    "positions": "the tokens that it is for",
+    "size": "bytes as they are stored",
+    "hits": "how many restores used it",
+    "used": "how long ago that was last",
+    "codec": "how it is encoded; lossless is exact",
+    "shared": "own: no other prefix uses it",
+    "where": "the nodes that hold it",
+}
 
 
 def model_of(name: str) -> str:
@@ -49,18 +61,54 @@ class Prefixes(AskedTable):
 
     def _columns(self) -> tuple[Column[PrefixRow], ...]:
         return (
-            Column("key", 8, lambda r: r.info.leaf_key.hex()[:8], 1, role=self._fresh),
-            Column("model", 12, _model, 0, lambda r: r.info.model, grow=True, role=self._fresh),
-            Column("tier", 4, lambda r: TIERS.get(r.info.tier, r.info.tier), 6, lambda r: r.info.tier),
-            number("tokens", 6, 2, lambda r: r.info.tokens, short_count, self._fresh),
-            number("own", 5, 3, lambda r: r.info.own_bytes, short_size, self._fresh, marked=True),
-            number("total", 5, 9, lambda r: r.info.total_bytes, short_size, self._fresh, marked=True),
-            number("hits", 5, 5, lambda r: r.info.hits, short_count, self._fresh, marked=True),
-            number("used", 6, 4, lambda r: r.info.last_hit_unix_s, self._ago, self._fresh),
-            number("age", 6, 8, lambda r: r.info.created_unix_s, self._ago, self._fresh),
-            Column("pin", 3, _pin, 5, lambda r: r.info.pinned, descending=True, role=lambda _: "accent"),
-            Column("codec", 9, lambda r: ",".join(r.info.codecs), 10, lambda r: r.info.codecs),
-            Column("node", 9, lambda r: r.holder.name, 7, lambda r: r.holder.name, role=self._fresh),
+            Column(
+                "key", "how the key of its last block begins",
+                8, lambda r: r.info.leaf_key.hex()[:8], 1, role=self._fresh,
+            ),
+            Column(
+                "model", "the model that made it; no other can use it",
+                12, _model, 0, lambda r: r.info.model, grow=True, role=self._fresh,
+            ),
+            Column(
+                "tier", "KV: attention state; SSM: recurrent checkpoints",
+                4, lambda r: TIERS.get(r.info.tier, r.info.tier), 6, lambda r: r.info.tier,
+            ),
+            number(
+                "tokens", "its length, from the beginning of the prompt",
+                6, 2, lambda r: r.info.tokens, short_count, self._fresh,
+            ),
+            number(
+                "own", "bytes that no other prefix shares: what purging it sets free",
+                5, 3, lambda r: r.info.own_bytes, short_size, self._fresh, marked=True,
+            ),
+            number(
+                "total", "bytes of all its blocks, those that others share too",
+                5, 9, lambda r: r.info.total_bytes, short_size, self._fresh, marked=True,
+            ),
+            number(
+                "hits", "how many restores used it",
+                5, 5, lambda r: r.info.hits, short_count, self._fresh, marked=True,
+            ),
+            number(
+                "used", "how long ago that was last",
+                6, 4, lambda r: r.info.last_hit_unix_s, self._ago, self._fresh,
+            ),
+            number(
+                "age", "how long ago it was stored",
+                6, 8, lambda r: r.info.created_unix_s, self._ago, self._fresh,
+            ),
+            Column(
+                "pin", "pin: it is never evicted",
+                3, _pin, 5, lambda r: r.info.pinned, descending=True, role=lambda _: "accent",
+            ),
+            Column(
+                "codec", "how its state is encoded; lossless is exact",
+                9, lambda r: ",".join(r.info.codecs), 10, lambda r: r.info.codecs,
+            ),
+            Column(
+                "node", "the vault that holds it",
+                9, lambda r: r.holder.name, 7, lambda r: r.holder.name, role=self._fresh,
+            ),
         )  # fmt: skip
 
     def _fresh(self, row: PrefixRow) -> Role:
@@ -221,6 +269,9 @@ class PrefixDetail(WorkScreen):
     def draw(self) -> None:
         self.pager.show(list(self._lines()))
 
+    def words(self) -> tuple[Words, ...]:
+        return (Words.named("RECORDS", RECORD_HEADINGS),)
+
     def exported(self) -> Any:
         return {"prefix": _json(self.row), "records": [[h.name, [asdict(r) for r in rs]] for h, rs in self.found or ()]}
 
@@ -273,14 +324,12 @@ class PrefixDetail(WorkScreen):
 
 
 def _heading(width: int, glyphs: Glyphs) -> Line:
+    kind, *numbers, codec, own, where = RECORD_HEADINGS
     return (
         left(" RECORDS", 11, "head", glyphs),
-        left("kind", 7, "dim", glyphs),
-        right("positions", 15, "dim", glyphs),
-        right("size", 6, "dim", glyphs),
-        right("hits", 6, "dim", glyphs),
-        right("used", 8, "dim", glyphs),
-        left("  codec", 11, "dim", glyphs),
-        left("", 7, "dim", glyphs),
-        left("where", max(0, width - 71), "dim", glyphs),
+        left(kind, 7, "dim", glyphs),
+        *(right(title, each, "dim", glyphs) for title, each in zip(numbers, (15, 6, 6, 8), strict=True)),
+        left(f"  {codec}", 11, "dim", glyphs),
+        left(own, 7, "dim", glyphs),
+        left(where, max(0, width - 71), "dim", glyphs),
     )

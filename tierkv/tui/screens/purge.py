@@ -74,7 +74,9 @@ class Purge(ModalScreen[list[Purged]], Deed):
         super().__init__()
         self._view, self._holders = view, holders
         self._offered = selections(view, holders, first)
-        columns: tuple[Column[Selection], ...] = (Column("what", 40, lambda one: one.text, grow=True),)
+        columns: tuple[Column[Selection], ...] = (
+            Column("what", "what would be purged", 40, lambda one: one.text, grow=True),
+        )
         self.table: Table[Selection] = Table("choices", columns, repr, "nothing to purge")
         self.what: Selection | None = None
         self.previews: list[Preview] = []

@@ -16,9 +16,18 @@ from tierkv.tui.text import age, clock, short_count, short_duration, short_size,
 from tierkv.tui.theme import Glyphs, Role
 from tierkv.tui.widgets.lines import Line, left, right
 from tierkv.tui.widgets.table import Column, Pager, Table, number
+from tierkv.tui.widgets.words import Words
 
 OUTCOMES: dict[str, Role] = {"restored": "ok", "hot": "accent", "computed": "warn"}
 LABEL = 11
+TIER_HEADINGS = {
+    "where": "the engine, or the vault that was asked",
+    "asked": "tokens that it was asked for",
+    "found": "tokens of those that it had",
+    "used": "tokens of those that were restored",
+    "bytes": "what came over the wire for them",
+    "took": "from the question to the last of it",
+}
 
 
 class Requests(AskedTable):
@@ -44,15 +53,42 @@ class Requests(AskedTable):
 
     def _columns(self) -> tuple[Column[RequestRow], ...]:
         return (
-            Column("time", 8, lambda r: clock(r.line.time_unix_s), 0, lambda r: r.line.time_unix_s, role=_dim),
-            Column("outcome", 9, lambda r: r.line.outcome, 0, lambda r: r.line.outcome, role=self._outcome),
-            number("tokens", 7, 2, lambda r: r.line.prompt_tokens, short_count, self._fresh),
-            number("hot", 6, 4, lambda r: r.line.hot_tokens, short_count, self._fresh),
-            number("from", 6, 3, lambda r: r.line.position, short_count, self._fresh),
-            number("took", 5, 5, lambda r: r.line.seconds or None, short_duration, self._fresh),
-            Column("node", 9, lambda r: r.holder.name, 6, lambda r: r.holder.name, role=self._fresh),
-            Column("why", 14, lambda r: r.line.reason.replace("_", " "), 1, lambda r: r.line.reason),
-            Column("model", 12, lambda r: r.line.model, 7, lambda r: r.line.model, grow=True),
+            Column(
+                "time", "when it came, in this machine's time zone",
+                8, lambda r: clock(r.line.time_unix_s), 0, lambda r: r.line.time_unix_s, role=_dim,
+            ),
+            Column(
+                "outcome", "restored from the vaults; hot: the engine had it; computed; asked: not answered yet",
+                9, lambda r: r.line.outcome, 0, lambda r: r.line.outcome, role=self._outcome,
+            ),
+            number(
+                "tokens", "the length of the prompt",
+                7, 2, lambda r: r.line.prompt_tokens, short_count, self._fresh,
+            ),
+            number(
+                "hot", "tokens that the engine's own cache had",
+                6, 4, lambda r: r.line.hot_tokens, short_count, self._fresh,
+            ),
+            number(
+                "from", "the position from which the engine had to compute",
+                6, 3, lambda r: r.line.position, short_count, self._fresh,
+            ),
+            number(
+                "took", "the restore, from the lookup to the state in the engine",
+                5, 5, lambda r: r.line.seconds or None, short_duration, self._fresh,
+            ),
+            Column(
+                "node", "the agent beside the engine",
+                9, lambda r: r.holder.name, 6, lambda r: r.holder.name, role=self._fresh,
+            ),
+            Column(
+                "why", "why it was not more; enter says it tier by tier",
+                14, lambda r: r.line.reason.replace("_", " "), 1, lambda r: r.line.reason,
+            ),
+            Column(
+                "model", "the model of the engine",
+                12, lambda r: r.line.model, 7, lambda r: r.line.model, grow=True,
+            ),
         )  # fmt: skip
 
     def _fresh(self, row: RequestRow) -> Role:
@@ -152,6 +188,9 @@ class Explained(WorkScreen):
     def draw(self) -> None:
         self.pager.show(list(self._lines()))
 
+    def words(self) -> tuple[Words, ...]:
+        return (Words.named("TIERS", TIER_HEADINGS),)
+
     def exported(self) -> Any:
         return asdict(self.found) if isinstance(self.found, Explanation) else {"error": self.found}
 
@@ -187,10 +226,11 @@ class Explained(WorkScreen):
 
 
 def _heading(width: int, glyphs: Glyphs) -> Line:
+    where, *numbers = TIER_HEADINGS
     return (
         left(" TIERS", LABEL, "head", glyphs),
-        left("where", 22, "dim", glyphs),
-        *(right(title, 8, "dim", glyphs) for title in ("asked", "found", "used", "bytes", "took")),
+        left(where, 22, "dim", glyphs),
+        *(right(title, 8, "dim", glyphs) for title in numbers),
         left("", max(0, width - LABEL - 62), "text", glyphs),
     )
 

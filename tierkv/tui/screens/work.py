@@ -23,7 +23,9 @@ from tierkv.tui.text import fit
 from tierkv.tui.widgets.cluster import cluster_line
 from tierkv.tui.widgets.keys import key_line, keys_of
 from tierkv.tui.widgets.lines import Line, Lines, Span, left, span_width, spread
+from tierkv.tui.widgets.marks import mark_words
 from tierkv.tui.widgets.table import Pager, Table
+from tierkv.tui.widgets.words import Words
 
 TABS = ("overview", "nodes", "prefixes", "events", "config")
 REFRESH_S = 5.0
@@ -83,6 +85,13 @@ class WorkScreen(ViewScreen):
     def exported(self) -> Any:
         """The view as JSON can hold it."""
         raise NotImplementedError
+
+    def words(self) -> tuple[Words, ...]:
+        table = self.main()
+        if not isinstance(table, Table):
+            return ()
+        marked = any(column.marked for column in table.columns)
+        return (Words.of("COLUMNS", table.columns), *([mark_words(self.console_app.glyphs)] if marked else []))
 
     # --- frame -----------------------------------------------------------------------------------
 

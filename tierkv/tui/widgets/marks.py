@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection
 from typing import Literal
 
 from tierkv.tui.theme import Glyphs
+from tierkv.tui.widgets.words import Words
 
 MARK_S = 2.0
 
@@ -46,6 +47,11 @@ def _direction(before: object, after: object) -> Change:
     if isinstance(before, int | float) and isinstance(after, int | float) and before != after:
         return "rose" if after > before else "fell"
     return "other"
+
+
+def mark_words(glyphs: Glyphs) -> Words:
+    told = "the number beside it rose, fell, or is another, within the last two seconds"
+    return Words.named("MARKS", {f"{glyphs.rose} {glyphs.fell} {glyphs.other}": told})
 
 
 def sign(change: Change, glyphs: Glyphs) -> str:

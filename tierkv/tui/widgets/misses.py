@@ -7,8 +7,19 @@ from tierkv.tui.text import counted, short_count, short_duration
 from tierkv.tui.theme import Glyphs
 from tierkv.tui.widgets.lines import Line, left, right
 from tierkv.tui.widgets.marks import Marks, sign
+from tierkv.tui.widgets.words import Words
 
 SAVED = 27
+HEADINGS = {
+    "total": "lookups that found nothing that could be used, since the agents started",
+    "in 1 min": "how many of them in the last minute",
+}
+PREFILL = "PREFILL SAVED"
+SAVINGS = {
+    "prefill": "time and tokens of computing that restores made unnecessary, since the agents started",
+    "damaged": "records that failed their check; they are put aside and never restored",
+}
+WORDS = (Words.named("MISSES", HEADINGS), Words.named(PREFILL, SAVINGS))
 CELL_MIN = 34
 CELL_MAX = 44
 
@@ -24,11 +35,10 @@ def miss_lines(view: ClusterView, width: int, rows: int, glyphs: Glyphs, marks: 
     lines: list[Line] = [
         (
             left(" MISSES by reason", cell - 16, "head", glyphs),
-            right("total", 6, "dim", glyphs),
-            right("in 1 min", 9, "dim", glyphs),
+            *(right(title, size, "dim", glyphs) for title, size in zip(HEADINGS, (6, 9), strict=True)),
             (" ", "text"),
             left("", region - cell, "text", glyphs),
-            left("PREFILL SAVED", SAVED, "head", glyphs),
+            left(PREFILL, SAVED, "head", glyphs),
         )
     ]
     saved = _saved(view, glyphs)

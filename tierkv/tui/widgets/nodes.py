@@ -11,6 +11,7 @@ from tierkv.tui.theme import Glyphs, Role
 from tierkv.tui.widgets.lines import Line, Span, left
 from tierkv.tui.widgets.marks import Change, Marks, sign
 from tierkv.tui.widgets.meter import meter
+from tierkv.tui.widgets.words import Words
 
 ROW_MIN = 76
 """Columns below which two rows of nodes do not go side by side."""
@@ -40,6 +41,23 @@ ROLES: dict[NodeState, Role] = {
     "refused": "bad",
     "foreign": "bad",
 }
+STATES: dict[NodeState, str] = {
+    "live": "it answers, and its memory is below its mark",
+    "over": "its memory is above its mark",
+    "silent": "connected, but nothing was heard for seconds",
+    "lost": "the connection broke; what is shown is as old as it says; tried again for ever",
+    "connecting": "not connected yet",
+    "down": "named in tierkv.toml, and nothing answers there",
+    "absent": "nobody named it and nothing answers there",
+    "refused": "it does not take this user's token",
+    "foreign": "what answers there is no agent of TierKV",
+}
+HEADINGS = {
+    "role": "inference beside an engine; kv-vault and ssm-vault keep state for others",
+    "memory": "of the machine, by whatever runs there; the bar is the mark",
+    "used/mark": "the same as numbers: above the mark the engine's prompt cache evicts",
+    "doing": "what it does now, or why nobody knows; whether its clock or version is off",
+}
 GRAVEST_FIRST: tuple[NodeState, ...] = (
     "lost",
     "silent",
@@ -64,6 +82,12 @@ def _columns(width: int) -> _Columns:
     name = 9 if width < 70 else 12 if width < 120 else 18
     bar = 10 if width < 70 else 14 if width < 100 else min(32, 14 + (width - 100) // 3)
     return _Columns(name, bar, max(0, width - (1 + 10 + name + 1 + 9 + 1 + bar + 1 + USED + 1 + 1)))
+
+
+def state_words(glyphs: Glyphs) -> Words:
+    """Every state by its shape and word."""
+    told = {f"{shape_of(state, glyphs)} {WORDS[state]}": text for state, text in STATES.items()}
+    return Words.named("STATES", told)
 
 
 def shape_of(state: NodeState, glyphs: Glyphs) -> str:
@@ -118,13 +142,9 @@ def _summed(nodes: Sequence[NodeView]) -> str:
 def _heading(width: int, across: int, glyphs: Glyphs) -> Line:
     columns = _columns(width)
     titled = 1 + 9 + 1 + columns.name + 1
-    labels: Line = (
-        left("role", 9 + 1, "dim", glyphs),
-        left("memory", columns.meter + 1, "dim", glyphs),
-        left("used/mark", USED + 1, "dim", glyphs),
-        left("doing", columns.doing, "dim", glyphs),
-        (" ", "text"),
-    )
+    widths = (9 + 1, columns.meter + 1, USED + 1, columns.doing)
+    titles = (left(title, size, "dim", glyphs) for title, size in zip(HEADINGS, widths, strict=True))
+    labels: Line = (*titles, (" ", "text"))
     again: Line = (left("", titled, "text", glyphs), *labels)
     return (left(" NODES", titled, "head", glyphs), *labels, *(again * (across - 1)))
 

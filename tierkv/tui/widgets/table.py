@@ -20,10 +20,12 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class Column(Generic[R]):
-    """``keep``: columns with a lower number stay when it gets narrow. ``order``: what the column sorts by; None: it
-    does not sort. ``grow``: takes the room that is left. ``marked``: a value that changed is marked for a moment."""
+    """``told``: what the help says of it. ``keep``: columns with a lower number stay when it gets narrow. ``order``:
+    what the column sorts by; None: it does not sort. ``grow``: takes the room that is left. ``marked``: a value that
+    changed is marked for a moment."""
 
     title: str
+    told: str
     width: int
     text: Callable[[R], str]
     keep: int = 0
@@ -37,6 +39,7 @@ class Column(Generic[R]):
 
 def number(
     title: str,
+    told: str,
     width: int,
     keep: int,
     value: Callable[[R], float | None],
@@ -53,7 +56,7 @@ def number(
     def order(row: R) -> float:
         return value(row) or 0.0
 
-    return Column(title, width, text, keep, order, right=True, role=role, descending=True, marked=marked)
+    return Column(title, told, width, text, keep, order, right=True, role=role, descending=True, marked=marked)
 
 
 class Table(Lines, Generic[R]):

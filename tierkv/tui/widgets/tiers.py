@@ -11,6 +11,7 @@ from tierkv.tui.theme import Glyphs, Role
 from tierkv.tui.widgets.lines import Line, Span, left, right
 from tierkv.tui.widgets.marks import Change, Marks, sign
 from tierkv.tui.widgets.meter import meter, spark
+from tierkv.tui.widgets.words import Words
 
 SPARKS = (60, 30, 20, 15, 12, 10, 6, 5)
 """Widths of the history that take a whole number of buckets a cell."""
@@ -18,10 +19,11 @@ SPARKS = (60, 30, 20, 15, 12, 10, 6, 5)
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One number of the table. ``keep``: columns with a lower number stay when the screen gets narrow. ``marked``:
-    the number itself where its change is marked; rates change all the time."""
+    """One number of the table. ``told``: what the help says of it. ``keep``: columns with a lower number stay when the
+    screen gets narrow. ``marked``: the number itself where its change is marked; rates change all the time."""
 
     title: str
+    told: str
     width: int
     keep: int
     value: Callable[[TierView], str]
@@ -35,14 +37,53 @@ def _size(tier: TierView) -> str:
 
 
 COLUMNS = (
-    Column("size/cap", 9, 0, _size, lambda tier: tier.size_bytes),
-    Column("hit 1m", 6, 1, lambda tier: percent(tier.hit_1m), lambda tier: tier.hit_1m),
-    Column("10m", 4, 2, lambda tier: percent(tier.hit_10m), lambda tier: tier.hit_10m),
-    Column("p50", 5, 3, lambda tier: short_duration(tier.promote_p50_s), lambda tier: tier.promote_p50_s),
-    Column("p99", 5, 4, lambda tier: short_duration(tier.promote_p99_s), lambda tier: tier.promote_p99_s),
-    Column("in/s", 4, 5, lambda tier: short_size(tier.rates.bytes_in_per_s if tier.rates else None)),
-    Column("out/s", 5, 6, lambda tier: short_size(tier.rates.bytes_out_per_s if tier.rates else None)),
-    Column("evict/s", 7, 7, lambda tier: short_rate(tier.rates.evictions_per_s if tier.rates else None)),
+    Column(
+        "size/cap", "what it holds now, and the most that it may hold",
+        9, 0, _size, lambda tier: tier.size_bytes,
+    ),
+    Column(
+        "hit 1m", "of the last minute's lookups, how many found something here",
+        6, 1, lambda tier: percent(tier.hit_1m), lambda tier: tier.hit_1m,
+    ),
+    Column(
+        "10m", "the same over ten minutes",
+        4, 2, lambda tier: percent(tier.hit_10m), lambda tier: tier.hit_10m,
+    ),
+    Column(
+        "p50", "half of its restores took no longer, since the agents started",
+        5, 3, lambda tier: short_duration(tier.promote_p50_s), lambda tier: tier.promote_p50_s,
+    ),
+    Column(
+        "p99", "99 of 100 of its restores took no longer",
+        5, 4, lambda tier: short_duration(tier.promote_p99_s), lambda tier: tier.promote_p99_s,
+    ),
+    Column(
+        "in/s", "bytes a second that are stored into it",
+        4, 5, lambda tier: short_size(tier.rates.bytes_in_per_s if tier.rates else None),
+    ),
+    Column(
+        "out/s", "bytes a second that are read from it",
+        5, 6, lambda tier: short_size(tier.rates.bytes_out_per_s if tier.rates else None),
+    ),
+    Column(
+        "evict/s", "records a second that left to make room",
+        7, 7, lambda tier: short_rate(tier.rates.evictions_per_s if tier.rates else None),
+    ),
+)  # fmt: skip
+ROWS = {
+    "hot": "the engine's own prompt cache",
+    "local": "the vault inside the inference agent (inference.local_vault_bytes)",
+    "cold KV": "attention state in the vaults",
+    "cold SSM": "recurrent checkpoints of hybrid models in the vaults",
+}
+FILL, TRAFFIC, SHORT_TRAFFIC = "fill", "traffic, 5 min", "5 min"
+GRAPHS = {
+    FILL: "how full it is; only where the screen is wide",
+    SHORT_TRAFFIC: "its traffic, in and out, over the last five minutes",
+}
+WORDS = (
+    Words("TIERS", (*Words.of("", COLUMNS).told, *GRAPHS.items())),
+    Words.named("TIERS, line by line", ROWS),
 )
 NAME = 10
 WIDE = 118
@@ -76,10 +117,10 @@ def tier_lines(
     plan, marks = layout(width), marks or Marks()
     heading: list[Span] = [left(" TIERS", 1 + NAME, "head", glyphs)]
     if plan.fill:
-        heading.append(left("fill", plan.fill + 2, "dim", glyphs))
+        heading.append(left(FILL, plan.fill + 2, "dim", glyphs))
     heading += [right(column.title, plan.gap + column.width, "dim", glyphs) for column in plan.columns]
     if plan.spark:
-        title = "traffic, 5 min" if plan.spark >= 14 else "5 min"
+        title = TRAFFIC if plan.spark >= 14 else SHORT_TRAFFIC
         heading.append(left(f"  {title}", plan.spark + 2, "dim", glyphs))
     return [tuple(heading), *(_row(tier, live.tier(tier.name), plan, width, glyphs, marks) for tier in view.tiers)]
 
