@@ -111,17 +111,79 @@ def test_records_wait_for_a_vault_that_is_down(cluster: Cluster):
     assert any(event.startswith("link") for event in agent.event_kinds())
 
 
-def test_a_full_queue_drops_and_counts(cluster: Cluster):
+def test_a_prompt_that_is_larger_than_the_queue_is_stored_whole(cluster: Cluster):
+    """84 MB through a queue of 4: what comes from the engine waits for the vault to take what came before."""
+    vault = cluster.vault()
+    agent = cluster.agent(vault, queue_bytes=4 << 20, kv_codec="raw")
+    engine = cluster.engine(layout=rows_layout(layers=4, heads=4, dim=64)).ready()
+    tokens = prompt(40 * 256)
+    engine.demote(tokens)
+    assert vault.tier("kv").records == 40
+    counters = agent.snapshot().counters
+    assert not [name for name in counters if "dropped" in name or "failed" in name], counters
+    assert_state(eventually(lambda: restored(engine, tokens)), engine.layout, tokens, len(tokens) - 1)
+
+
+def test_engines_that_send_more_than_the_queue_holds_at_once_lose_nothing(cluster: Cluster):
+    vault = cluster.vault()
+    agent = cluster.agent(vault, queue_bytes=4 << 20, kv_codec="raw")
+    layout = rows_layout(layers=4, heads=4, dim=64)
+    engines = [cluster.engine(layout=layout).ready() for _ in range(3)]
+    prompts = [prompt(12 * 256, seed) for seed in range(3)]
+    for engine, tokens in zip(engines, prompts, strict=True):
+        assert engine.mover.submit(engine.transfer(tokens, engine.offer(tokens)))
+    for engine in engines:
+        assert engine.mover.drain(30.0, stored=True)
+    assert vault.tier("kv").records == 36
+    assert not [name for name in agent.snapshot().counters if "dropped" in name or "failed" in name]
+
+
+def test_a_vault_that_dies_while_a_region_waits_for_room_ends_the_waiting(cluster: Cluster):
+    """The beginning stays queued: with it a later start of the vault is worth something."""
+    vault = cluster.vault()
+    agent = cluster.agent(vault, queue_bytes=4 << 20, kv_codec="raw")
+    engine = cluster.engine(layout=rows_layout(layers=4, heads=4, dim=64)).ready()
+    tokens = prompt(40 * 256)
+    offer = engine.offer(tokens)
+    vault.freeze()
+    assert engine.mover.submit(engine.transfer(tokens, offer))
+    assert engine.mover.drain(20.0), "it waits for a vault that does not answer"
+    counters = eventually(lambda: (c := agent.snapshot().counters).get("transfers_failed_queue_full") and c)
+    assert counters["transfers_failed_queue_full"] == 1
+    assert any(event.startswith("drop") for event in agent.event_kinds())
+    vault.thaw()
+    assert engine.mover.drain(20.0, stored=True)
+    assert vault.tier("kv").records >= 1
+    engine.demote(tokens)
+    assert vault.tier("kv").records == 40
+
+
+def test_with_a_vault_that_is_down_and_a_full_queue_nothing_more_is_taken_until_it_is_back(cluster: Cluster):
     vault = cluster.vault()
     agent = cluster.agent(vault, queue_bytes=4 << 20, kv_codec="raw")
     engine = cluster.engine(layout=rows_layout(layers=4, heads=4, dim=64)).ready()
     vault.kill()
-    for seed in range(4):
-        tokens = prompt(600, seed)
-        engine.demote(tokens, stored=False)
+    engine.demote(prompt(600), stored=False)
+    eventually(lambda: engine.offer(prompt(600, 1)).reason == "queue_full")  # it is known by now that the vault is down
+    assert agent.snapshot().counters["offers_declined_queue_full"] >= 1
+    back = cluster.vault(port=vault.port)
+    eventually(lambda: engine.offer(prompt(600, 1)).wanted)
+    engine.demote(prompt(600, 2))
+    assert back.tier("kv").records == 6
+
+
+def test_records_that_only_a_vault_that_is_down_still_lacks_make_room(cluster: Cluster):
+    """The local vault has them: what waits for the remote one must not keep others out of both."""
+    vault = cluster.vault()
+    agent = cluster.agent(vault, queue_bytes=4 << 20, kv_codec="raw", local_vault_bytes=256 << 20)
+    engine = cluster.engine(layout=rows_layout(layers=4, heads=4, dim=64)).ready()
+    vault.kill()
+    tokens = prompt(40 * 256)
+    engine.demote(tokens, stored=False)
     counters = eventually(lambda: (c := agent.snapshot().counters).get("records_dropped_queue_full") and c)
-    assert counters["records_dropped_queue_full"] >= 1
-    assert agent.alive
+    assert "transfers_failed_queue_full" not in counters
+    eventually(lambda: agent.tier("local").records == 40)
+    assert_state(engine.restore(tokens), engine.layout, tokens, len(tokens) - 1)
 
 
 @pytest.mark.parametrize("delay_s", [0.0, 0.01, 0.03, 0.1])

@@ -444,14 +444,41 @@ def test_regions_are_used_again_only_when_they_are_freed(agent: Agent, client: H
     mover.close()
 
 
-def test_a_full_mover_says_so_at_once(agent: Agent, client: HandoffClient):
-    mover = Mover(client, pending_bytes_cap=1000)
-    offer = offer_of(client, rows_from=0, position=256, state=False)
-    assert not mover.submit(Transfer(offer, LAYOUT, {(0, 0): rows(256)}))
+@pytest.mark.parametrize("shared_bytes", [0, 1 << 30])
+def test_a_full_mover_says_so_at_once(agent: Agent, client: HandoffClient, shared_bytes: int):
+    """Full by what it moves, or by what is kept in memory because of that."""
+    taken = Taken(agent, hold=True)
+    array = rows(256 * 200)
+    mover = Mover(client, pending_bytes_cap=1 << 30 if shared_bytes else 2 * array.nbytes - 1)
+    offer = offer_of(client, rows_from=0, position=256 * 200, state=False)
+    assert not mover.is_behind(array.nbytes if shared_bytes else array.nbytes // 4)
+    assert mover.submit(Transfer(offer, LAYOUT, {(0, 0): array}, shared_bytes=shared_bytes))
+    wait_for(lambda: taken.held)
+    assert mover.pending_bytes == max(array.nbytes, shared_bytes)
+    assert mover.is_behind(array.nbytes)
+    assert not mover.submit(Transfer(offer, LAYOUT, {(0, 0): array}))
+    taken.hold = False
+    for connection, offset in list(taken.held):
+        agent.call(connection.send("free", {"offsets": [offset]}))
+    assert mover.drain(10)
     client.report_hot({})
     wait_for(lambda: "dropped" in agent.ops())
     assert next(m for m in agent.log if m.op == "dropped").text("reason") == "mover_full"
-    assert mover.stats.dropped == 1
+    assert (mover.stats.moved, mover.stats.dropped, mover.pending_bytes) == (1, 1, 0)
+    mover.close()
+
+
+def test_one_transfer_is_taken_however_large(agent: Agent, client: HandoffClient):
+    """The state of a long prompt of a large model is more than the mover may have waiting."""
+    taken = Taken(agent)
+    mover = Mover(client, pending_bytes_cap=1000)
+    array = rows(256 * 8)
+    offer = offer_of(client, rows_from=0, position=256 * 8, state=False)
+    for _ in range(2):
+        assert mover.submit(Transfer(offer, LAYOUT, {(0, 0): array}))
+        assert mover.drain(10)
+    wait_for(lambda: len(taken.rows) == 8)
+    np.testing.assert_array_equal(np.concatenate([taken.rows[p] for p in sorted(taken.rows)], axis=2), array)
     mover.close()
 
 

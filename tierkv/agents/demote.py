@@ -1,11 +1,15 @@
-"""What the agent takes from engines: offers answered from memory, regions encoded at once, records queued."""
+"""What the agent takes from engines: offers answered from memory, regions encoded, records queued.
+
+A region waits while the queue is full and a vault takes records: the engine's mover thread, which holds state that the
+engine still has in its cache, waits with it. With vaults that are down nobody waits.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +18,7 @@ from tierkv.agents.layouts import Layouts
 from tierkv.agents.model_registry import Model
 from tierkv.agents.pending import PendingRecord, PendingRecords
 from tierkv.agents.quality import QualityBook
-from tierkv.agents.routing import TierRouter
+from tierkv.agents.routing import TIER_KINDS, TierRouter
 from tierkv.agents.sender import Sender
 from tierkv.agents.transfer import Encoded, Incoming, RecordBuilder, encode_region
 from tierkv.codec.record import RecordKind
@@ -27,6 +31,10 @@ _log = logging.getLogger(__name__)
 DROPS_SHOWN_EVERY_S = 1.0
 # How long an offer that was accepted keeps others from being accepted for the same state before any of it comes.
 CLAIM_S = 2.0
+# So long a region waits for room while no record leaves the queue; the engine's mover waits a little longer.
+PATIENCE_S = 20.0
+# How often a region that waits looks whether its vaults have gone down.
+LOOK_EVERY_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +75,7 @@ class Demoter:
         self._quality = quality
         self._min_store_tokens = min_store_tokens
         self._claimed: dict[BlockKey, Incoming] = {}
+        self._gate = asyncio.Lock()
         self._next_id = 0
         self._jobs = 0
 
@@ -105,10 +114,18 @@ class Demoter:
         if incoming.chain.clamp(incoming.position) != incoming.position:
             return "inside_media"
         layout = incoming.layout
-        for tier, has in (("kv", layout.having("rows", "window")), ("ssm", layout.having("state"))):
-            if has and not self._routers[tier].exists:
+        for tier, kinds in TIER_KINDS.items():
+            if layout.having(*kinds) and not self._routers[tier].exists:
                 return f"no_{tier}_vault"
-        return "queue_full" if self._pending.is_full else ""
+        if not self._pending.is_full:
+            return ""
+        tiers = [tier for tier, kinds in TIER_KINDS.items() if layout.having(*kinds)]
+        return "queue_full" if all(self._is_down(tier, incoming) for tier in tiers) else ""
+
+    def _is_down(self, tier: str, incoming: Incoming) -> bool:
+        """Whether no vault that the tier's records of this prompt go to takes any."""
+        ports = self._routers[tier].targets(incoming.chain)
+        return all(self._target_is_down(f"{tier}:{port.peer}") for port in ports)
 
     def _want_rows(self, incoming: Incoming) -> None:
         if not incoming.layout.having("rows"):
@@ -154,17 +171,50 @@ class Demoter:
         Raises HandoffError for what the offer does not allow.
         """
         self._jobs += 1
+        reserved = 0
         try:
             placed = ((incoming.builder_of(segment), segment) for segment in segments)
             wanted = [(builder, segment) for builder, segment in placed if builder is not None]
+            if wanted and await self._has_room(incoming, {builder.kind.tier for builder, _ in wanted}, len(region)):
+                reserved = len(region)
             for builder, frame in await self._encode(incoming, wanted, region):
                 builder.add(frame)
                 if not builder.missing:
                     self._complete(incoming, builder)
         finally:
+            self._pending.release(reserved)
             incoming.jobs -= 1
             self._jobs -= 1
             self._finish_if_over(incoming)
+
+    async def _has_room(self, incoming: Incoming, tiers: Collection[str], size_bytes: int) -> bool:
+        """Room for a region's records is reserved, waiting for it in the order in which regions came; else failed."""
+        async with self._gate:
+            until_s = time.monotonic() + PATIENCE_S
+            while not incoming.failed and not self._pending.reserve(size_bytes):
+                if self._pending.give_up_oldest(lambda each: self._is_stuck(each, incoming), self._target_is_down):
+                    continue
+                down = all(self._is_down(tier, incoming) for tier in tiers)
+                if not down and await self._pending.shrank(LOOK_EVERY_S):
+                    until_s = time.monotonic() + PATIENCE_S
+                elif down or time.monotonic() > until_s:
+                    self._telemetry.emit(
+                        "drop", "warning",
+                        f"{incoming.model.name}: not all of {incoming.position} tokens were stored: the vaults take no "
+                        "more and the queue is full (inference.queue_bytes)",
+                        model=incoming.model.name, tokens=str(incoming.position), reason="queue_full",
+                    )  # fmt: skip
+                    self._fail(incoming, "queue_full")
+        return not incoming.failed
+
+    def _is_stuck(self, record: PendingRecord, incoming: Incoming) -> bool:
+        """Whether it waits for vaults that are down, and is not what the newest state stands on."""
+        if not all(map(self._target_is_down, record.targets)):
+            return False
+        return record.answered or record.chain is not incoming.chain
+
+    def _target_is_down(self, target: str) -> bool:
+        return self._senders[target].is_down
 
     async def _encode(
         self, incoming: Incoming, wanted: Sequence[tuple[RecordBuilder, Segment]], region: memoryview
@@ -190,10 +240,7 @@ class Demoter:
         targets = [f"{tier}:{port.peer}" for port in self._routers[tier].targets(incoming.chain)]
         record = PendingRecord(header, frames, incoming.chain, time.monotonic(), set(targets))
         self._claimed.pop(builder.key, None)
-        down = all(self._senders[target].is_down for target in targets)
-        if not self._pending.add(record, replace_oldest=down):
-            self._fail(incoming, "queue_full")
-            return
+        self._pending.add(record)
         incoming.records += 1
         incoming.stored_bytes += record.size_bytes
         incoming.raw_bytes += header.raw_bytes

@@ -22,14 +22,18 @@ MAX_WAITING_BYTES = 64 << 20
 
 
 class Flight:
-    """One record on its way. ``record`` gives its bytes, or raises PeerError, BadFrame or RecordMissing."""
+    """One record on its way. ``record`` gives its bytes, or raises PeerError, BadFrame or RecordMissing.
+
+    They are kept until the last of those who wanted them has left.
+    """
 
     def __init__(self, key: BlockKey, stream: Stream) -> None:
         self.key = key
         self.waiters = 0
         self.size_bytes = 0
         self.stream = stream
-        self._future: asyncio.Future[memoryview] = asyncio.get_running_loop().create_future()
+        self._data = memoryview(b"")
+        self._future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._future.add_done_callback(lambda future: future.cancelled() or future.exception())
 
     @property
@@ -37,12 +41,15 @@ class Flight:
         return self._future.done()
 
     async def record(self) -> memoryview:
-        return await asyncio.shield(self._future)
+        await asyncio.shield(self._future)
+        return self._data
 
     def arrived(self, data: memoryview) -> None:
         if not self._future.done():
             self.size_bytes = len(data)
-            self._future.set_result(data)
+            if self.waiters > 0:
+                self._data = data
+            self._future.set_result(None)
 
     def failed(self, error: BaseException) -> None:
         if not self._future.done():
@@ -52,6 +59,7 @@ class Flight:
         """One restore is done with this record; what nobody waits for any more is not brought."""
         self.waiters -= 1
         if self.waiters <= 0:
+            self._data = memoryview(b"")
             self.stream.left(self)
 
 

@@ -1,7 +1,8 @@
-"""Complete records on their way to the vaults. Reads see them; what does not fit is dropped, children with parents."""
+"""Complete records on their way to the vaults. Reads see them; what has to go is dropped, children with parents."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -16,7 +17,7 @@ Buffers = list[bytes | bytearray | memoryview]
 class PendingRecord:
     """``frames`` are the segment frames; the header frame is made when it is sent, with the vault's epoch.
 
-    ``targets``: the vaults that have not answered for it yet.
+    ``targets``: the vaults that have not answered for it yet; ``answered``: another has.
     """
 
     header: RecordHeader
@@ -25,6 +26,7 @@ class PendingRecord:
     queued_s: float
     targets: set[str] = field(default_factory=set[str])
     sending: bool = False
+    answered: bool = False
 
     @property
     def size_bytes(self) -> int:
@@ -35,12 +37,17 @@ class PendingRecord:
 
 
 class PendingRecords:
-    """A queue bounded by bytes, in the order of arrival. Owned by the event loop."""
+    """A queue in the order of arrival. Owned by the event loop.
+
+    Whoever is going to add records reserves room for them first, and may wait for it: that is what bounds the queue.
+    """
 
     def __init__(self, cap_bytes: int, on_drop: Callable[[PendingRecord, str], None]) -> None:
         self.cap_bytes = cap_bytes
         self.size_bytes = 0
+        self.reserved_bytes = 0
         self._on_drop = on_drop
+        self._waiting: list[asyncio.Future[None]] = []
         self._records: dict[BlockKey, PendingRecord] = {}
         self._children: dict[BlockKey, dict[BlockKey, PendingRecord]] = {}
 
@@ -61,44 +68,71 @@ class PendingRecords:
     def records(self) -> list[PendingRecord]:
         return list(self._records.values())
 
-    def add(self, record: PendingRecord, *, replace_oldest: bool) -> bool:
-        """The record is in the queue; False when it does not fit (it is then dropped and counted).
-
-        ``replace_oldest``: older records that are not being sent make room, for a vault that is down.
-        """
-        size = record.size_bytes
-        while replace_oldest and self.size_bytes + size > self.cap_bytes:
-            oldest = next((each for each in self._records.values() if not each.sending), None)
-            if oldest is None:
-                break
-            self.drop(oldest, "queue_full")
-        if self.size_bytes + size > self.cap_bytes:
-            self._on_drop(record, "queue_full")
+    def reserve(self, size_bytes: int) -> bool:
+        """Room for so much until it is released; False while there is none. What finds nothing here always fits."""
+        held = self.size_bytes + self.reserved_bytes
+        if held and held + size_bytes > self.cap_bytes:
             return False
+        self.reserved_bytes += size_bytes
+        return True
+
+    def release(self, size_bytes: int) -> None:
+        self.reserved_bytes -= size_bytes
+        self._shrank()
+
+    async def shrank(self, timeout_s: float) -> bool:
+        """Waits until something has left or was released; False if nothing did."""
+        waiting = asyncio.get_running_loop().create_future()
+        self._waiting.append(waiting)
+        done, _ = await asyncio.wait((waiting,), timeout=timeout_s)
+        return bool(done)
+
+    def give_up_oldest(self, may_go: Callable[[PendingRecord], bool], is_down: Callable[[str], bool]) -> bool:
+        """For the oldest record that may go, and what stands on it, nobody waits for the vaults that are down.
+
+        What no other vault is to get leaves unsent. False if there is no such record.
+        """
+        oldest = next((each for each in self._records.values() if not each.sending and may_go(each)), None)
+        if oldest is None:
+            return False
+        for each in self._with_descendants(oldest):
+            each.targets = {target for target in each.targets if not is_down(target)}
+            if not each.targets:
+                self._forget(each)
+                self._on_drop(each, "queue_full")
+        return True
+
+    def add(self, record: PendingRecord) -> None:
+        """The record is in the queue, in place of one of its key."""
         held = self._records.get(record.header.key)
         if held is not None:
             self._forget(held)
         self._records[record.header.key] = record
         self._children.setdefault(record.header.parent, {})[record.header.key] = record
-        self.size_bytes += size
-        return True
+        self.size_bytes += record.size_bytes
 
     def done(self, record: PendingRecord, peer: str) -> None:
         """This vault has answered for the record; with the last answer it leaves the queue."""
         record.targets.discard(peer)
+        record.answered = True
         if not record.targets and self._records.get(record.header.key) is record:
             self._forget(record)
 
     def drop(self, record: PendingRecord, reason: str) -> None:
         """The record and everything that stands on it leave the queue unsent."""
-        found = [record]
-        while found:
-            each = found.pop()
+        for each in self._with_descendants(record):
+            self._forget(each)
+            self._on_drop(each, reason)
+
+    def _with_descendants(self, record: PendingRecord) -> list[PendingRecord]:
+        found, left = list[PendingRecord](), [record]
+        while left:
+            each = left.pop()
             if self._records.get(each.header.key) is each:
-                self._forget(each)
-                self._on_drop(each, reason)
+                found.append(each)
                 if each.header.is_full_block:
-                    found += self._children.get(each.header.key, {}).values()
+                    left += self._children.get(each.header.key, {}).values()
+        return found
 
     def _forget(self, record: PendingRecord) -> None:
         del self._records[record.header.key]
@@ -107,6 +141,13 @@ class PendingRecords:
         if not siblings:
             del self._children[record.header.parent]
         self.size_bytes -= record.size_bytes
+        self._shrank()
+
+    def _shrank(self) -> None:
+        for waiting in self._waiting:
+            if not waiting.done():
+                waiting.set_result(None)
+        self._waiting.clear()
 
     def children(self, parent: BlockKey, kind: RecordKind) -> Iterable[PendingRecord]:
         return (each for each in self._children.get(parent, {}).values() if each.header.kind is kind)

@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from tierkv.agents.known import KnownKeys
 from tierkv.errors import PeerError, TierKVError
 from tierkv.identity.blocks import BlockKey, PromptChain
 from tierkv.rpc.vault_port import ProbeResult, VaultPort
+from tierkv.state.layout import LayerKind
 
 TIERS = ("kv", "ssm")
+# The kinds of layers whose state each tier keeps.
+TIER_KINDS: Mapping[str, tuple[LayerKind, ...]] = {"kv": ("rows", "window"), "ssm": ("state",)}
 
 
 class TierRouter:

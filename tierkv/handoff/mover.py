@@ -33,7 +33,8 @@ class Transfer:
 
     ``rows[layer, array]``: rows [offer.rows_from, offer.position) on the token axis, any strides. ``checkpoint``:
     whole arrays of the window and state layers that the offer wants. bfloat16 as uint16 bits. ``scalars``: small
-    JSON values of checkpoint layers.
+    JSON values of checkpoint layers. ``shared_bytes``: what the buffers take that the arrays are parts of, where they
+    are the engine's own.
     """
 
     offer: Offer
@@ -41,10 +42,16 @@ class Transfer:
     rows: Mapping[tuple[int, int], NDArray[Any]] = field(default_factory=dict[tuple[int, int], NDArray[Any]])
     checkpoint: Mapping[tuple[int, int], NDArray[Any]] = field(default_factory=dict[tuple[int, int], NDArray[Any]])
     scalars: Mapping[int, Mapping[str, object]] = field(default_factory=dict[int, Mapping[str, object]])
+    shared_bytes: int = 0
 
     @property
     def size_bytes(self) -> int:
         return sum(array.nbytes for part in (self.rows, self.checkpoint) for array in part.values())
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory that stays in use because of this transfer."""
+        return max(self.size_bytes, self.shared_bytes)
 
 
 @dataclass(slots=True)
@@ -56,6 +63,9 @@ class MoverStats:
 
 class Mover:
     """A daemon thread with a queue bounded by bytes. ``submit``, ``cancel`` and ``drain`` from any thread.
+
+    One transfer is always taken, however large: what is in the engine's cache anyway takes no more memory. As many
+    others wait as hold ``pending_bytes_cap`` together.
 
     ``report``, if given, is called about once a second on the mover's thread; what it returns goes to
     ``HandoffClient.report_hot``.
@@ -86,12 +96,17 @@ class Mover:
         """Bytes of live arrays that the queue holds on to."""
         return self._pending_bytes
 
+    def is_behind(self, more_bytes: int) -> bool:
+        """Whether it would be long before ``more_bytes`` are let go of."""
+        return self._pending_bytes + more_bytes > self._cap // 4
+
     def submit(self, transfer: Transfer) -> bool:
         """The transfer is queued; False (and the agent is told) when the queue is full."""
         with self._changed:
-            if not self._closed and self._pending_bytes + transfer.size_bytes <= self._cap:
+            pending = self._pending_bytes
+            if not self._closed and (not pending or pending + transfer.held_bytes <= self._cap):
                 self._queue.append(transfer)
-                self._pending_bytes += transfer.size_bytes
+                self._pending_bytes += transfer.held_bytes
                 self._changed.notify_all()
                 return True
             self.stats.dropped += 1
@@ -148,7 +163,7 @@ class Mover:
         except Exception:  # the engine's process: whatever is wrong with one transfer ends with that transfer
             moved = False
         with self._changed:
-            self._pending_bytes -= transfer.size_bytes
+            self._pending_bytes -= transfer.held_bytes
             self._current = None
             self._cancelled.discard(transfer.offer.transfer_id)
             self.stats.moved += moved

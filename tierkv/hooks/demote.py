@@ -1,12 +1,13 @@
 """Hands an entry of the engine's cache to the agent: ask what it wants, hold that, let the mover thread carry it.
 
 Runs on the generation thread. What the thread pays is counted in two parts: evaluating the engine's own lazy arrays
-(which the engine would do later anyway), and holding on to the wanted rows: small parts of a buffer are copied, the
-rest is shared with the engine (see ``mlx_cache.rows``), so the bulk of the copying is the mover's.
+(which the engine would do later anyway), and holding on to the wanted rows. These are shared with the engine (see
+``mlx_cache.rows``), so that the copying is the mover's; only a small part of a large buffer is copied at once when the
+mover is behind, since the buffer would stay in memory for the little that is wanted of it.
 
 An entry may be evicted while its transfer is on its way: the transfer goes on, since what it holds is not the
-engine's to change. What is held meanwhile is bounded by the mover's cap (at most twice that, for shared buffers);
-what does not fit is dropped and counted.
+engine's to change. What is held meanwhile is bounded by the mover's cap, beside one transfer of any size; what does not
+fit is dropped and counted.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ from tierkv.state.mlx_leaves import cut
 
 # The agent has it all, or gets it just now.
 NOTHING_MISSING = frozenset({"", "known"})
+# More is not copied on the engine's thread: about 10 ms.
+MOST_COPIED_BYTES = 32 << 20
 
 
 class HandOver:
@@ -94,12 +97,17 @@ class HandOver:
         kinds: list[LayerKind] = [kind for kind, wanted in asked if wanted]
         whole, scalars = mlx_cache.checkpoint(cache, layout, kinds)
         views = {name: numpy_view(array) for name, array in rows.items()}
-        if 2 * (offer.position - (offer.rows_from or 0)) < offer.position:
-            # Little of large buffers: numpy's copy takes about a memcpy, mlx's three to six times that.
-            views = _copied_together(views)
+        size_bytes = sum(view.nbytes for view in views.values())
+        wanted = offer.position - (offer.rows_from or 0)
+        shared_bytes = size_bytes * offer.position // max(wanted, 1)
+        if 2 * wanted < offer.position and size_bytes <= MOST_COPIED_BYTES and self._mover.is_behind(shared_bytes):
+            # numpy's copy takes about a memcpy, mlx's three to six times that.
+            views, shared_bytes = _copied_together(views), 0
         self._counters.evaluate_s += evaluated - started
         self._counters.copy_s += self._clock() - evaluated
-        return Transfer(offer, layout, views, {name: numpy_view(array) for name, array in whole.items()}, scalars)
+        checkpoint = {name: numpy_view(array) for name, array in whole.items()}
+        shared_bytes += sum(array.nbytes for array in checkpoint.values())
+        return Transfer(offer, layout, views, checkpoint, scalars, shared_bytes)
 
 
 def _copied_together(views: Mapping[mlx_cache.ArrayKey, NDArray[Any]]) -> dict[mlx_cache.ArrayKey, NDArray[Any]]:

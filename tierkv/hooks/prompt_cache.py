@@ -38,7 +38,7 @@ WHY_EVICTED: dict[EvictionReason, str] = {
     "over_threshold": "memory was over its threshold",
 }
 # Reasons that are over in a moment: the agent was slow, still hashed the weights, or took other state just then.
-PASSING = frozenset({"no_agent", "identity_pending", "mover_full"})
+PASSING = frozenset({"no_agent", "identity_pending", "mover_full", "queue_full"})
 # Offers made again with one insert: each may cost the offer's budget when the agent turns out slow again.
 AGAIN_AT_ONCE = 4
 # An engine that has nothing to do compares memory with the mark so often, and lets one entry go at a time: a request
