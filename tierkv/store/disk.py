@@ -176,6 +176,7 @@ class DiskStore(CatalogStore):
             if outcome:
                 return outcome
             with self._log_lock:
+                self._refuse_when_closed()
                 with self._lock:
                     outcome = self._admit(header, epoch)
                     known = self._catalog.index.find(header.key)
@@ -191,14 +192,28 @@ class DiskStore(CatalogStore):
                         self._trouble.reason, f"{self._folder.path} takes no record: {error}"
                     ) from error
                 with self._lock:
-                    self._publish(header, record, place)
-                    self._room.reserved -= record.reserved
+                    if self._has_as_good(header):  # it was acknowledged from RAM meanwhile
+                        outcome = "present"
+                        self._burials.add(place, entry_blocks(size_bytes))
+                    else:
+                        self._publish(header, record, place)
+                        self._room.reserved -= record.reserved
+                if outcome == "present":
+                    self.give_back(pages)
         except BaseException:
             self.give_back(pages)
             raise
         self._bury()
         self._acknowledge(size_bytes)
         return outcome
+
+    def _refuse_when_closed(self) -> None:
+        if self._closed:
+            raise StoreUnwritable("closed", f"{self._folder.path} is closed")
+
+    def _has_as_good(self, header: RecordHeader) -> bool:
+        known = self._catalog.index.find(header.key)
+        return known != NONE and self._catalog.index.fidelity[known] <= header.fidelity
 
     def _publish_unwritten(self, header: RecordHeader, record: Behind, epoch: int) -> str:
         """The outcome where no write is waited for; "" where one is, as for a record that takes another's place."""
@@ -350,6 +365,7 @@ class DiskStore(CatalogStore):
             raise StoreUnwritable(self._folder.read_only, f"{self._folder.path} cannot be written")
         self._refuse_while_loading()
         with self._log_lock, self._burials.lock:
+            self._refuse_when_closed()
             # What was given up before must not come back in place of what is purged now.
             if not self._burials.bury_now():
                 raise StoreUnwritable(self._trouble.reason, f"{self._folder.path} cannot be written")
@@ -375,12 +391,19 @@ class DiskStore(CatalogStore):
             index, rows = self._catalog.index, dict.fromkeys(self._changed)
             self._changed.clear()
             marks = [
-                (index.place[row], _MARKS[State(index.state[row])], index.pinned[row])
+                (row, index.place[row], _MARKS[State(index.state[row])], index.pinned[row])
                 for row in rows
                 if index.state[row] != State.FREE
             ]
-        for place, mark, pinned in marks:
-            self._log.mark(place, mark, pinned=bool(pinned), epoch=self._purger.epoch)
+        for done, (_, place, mark, pinned) in enumerate(marks):
+            try:
+                self._log.mark(place, mark, pinned=bool(pinned), epoch=self._purger.epoch)
+            except BaseException as error:
+                # The rest is written at the next occasion; a damaged entry is believed by nobody anyway.
+                left = marks[done + isinstance(error, BadFrame) :]
+                with self._lock:
+                    self._changed += [row for row, *_ in left]
+                raise
 
     def _refuse_while_loading(self) -> None:
         if self._keeper.loading:

@@ -122,8 +122,10 @@ class WriteBehind:
         refused = False
         while True:
             with self._wakeup:
-                if refused or (self._rows and self._next() is None):
+                if refused:
                     self._wakeup.wait_for(lambda: self._stop, _AGAIN_S)
+                elif self._rows:
+                    self._wakeup.wait_for(lambda: self._stop or self._next() is not None, _AGAIN_S)
                 else:
                     self._wakeup.wait_for(lambda: self._stop or self._rows)
                 if self._stop:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from functools import partial
 
-from tierkv.errors import BadFrame
 from tierkv.store.base import IndexEntry
-from tierkv.store.log.format import Mark
 from tierkv.store.log.segment import Segment
 from tierkv.store.ram_streams import PagesOwner
 
 
 class ColdReader:
-    """A ``RecordReader`` over its segment, of which it is a user. Raises BadFrame when the entry is not in sight."""
+    """A ``RecordReader`` over its segment, of which it is a user. Raises BadFrame when it is not there."""
 
     def __init__(self, store: PagesOwner, row: int, entry: IndexEntry, segment: Segment, block: int) -> None:
         self._store = store
@@ -21,9 +19,7 @@ class ColdReader:
         self._block = block
         self._segment: Segment | None = None
         try:
-            head, mark, _, _ = segment.head(block)
-            if mark is not Mark.LIVE or head.size_bytes != entry.size_bytes:
-                raise BadFrame("damaged_entry", "another entry lies where the index says, or a dead one")
+            segment.check_place(block, entry.size_bytes)
         except BaseException:
             segment.let_go()
             raise

@@ -217,20 +217,30 @@ class Keeper:
         return sorted(chosen.values(), key=lambda s: s.live_blocks)
 
     def _compact(self, segment: Segment) -> bool:
-        """What lives in the segment is in the open one, on the disk, and the file is gone; False if it must stay.
+        """What lives in the segment is in the open one, on the disk, and the file is gone; False if it must stay, or if
+        another has dropped it meanwhile.
 
         Appends and purges wait meanwhile. What is evicted meanwhile is buried at its new place; who reads it has its
         pages or holds the old file open.
         """
         with self._log_lock:
+            if not self._log.has(segment):
+                return False
             with self._lock:
                 rows = self._rows_here(segment)
                 if any(self._catalog.index.state[row] == State.PURGED for row in rows):
                     return False
                 moves = [_Move.of(self._catalog.index, row) for row in rows]
-            for move in moves:
-                self._copy(segment, move)
-            self._log.sync()
+            try:
+                for move in moves:
+                    self._copy(segment, move)
+                self._log.sync()
+            except BaseException:
+                # Nothing has moved: a copy that stayed would outlive a purge of its record.
+                for move in moves:
+                    if move.copy:
+                        self._home.bury(move.copy, move.charge)
+                raise
             with self._lock:
                 strays = [move for move in moves if move.copy and not self._settle(move)]
             for move in strays:

@@ -153,15 +153,26 @@ class Segment:
         head = EntryHead.unpack(data, self.number, block)
         return (head, *unpack_mark(data[HEAD_BYTES:], head.sequence))
 
+    def check_place(self, block: int, size_bytes: int) -> None:
+        """A record of that size is at ``block``. Raises BadFrame, OSError.
+
+        What its mark says does not count: a reader holds the record, whatever is told the next start. It must be whole,
+        at the second look at least: it may be being written.
+        """
+        try:
+            head, *_ = self.head(block)
+        except BadFrame:
+            head, *_ = self.head(block)
+        if head.size_bytes != size_bytes:
+            raise BadFrame("damaged_entry", "another entry lies where the index says")
+
     def is_blank(self, block: int) -> bool:
         """Whether the block holds zeros only: a hole, or what was punched out."""
         return not any(os.pread(self._fd, ALIGN, block * ALIGN))
 
     def read_record(self, block: int, size_bytes: int, buffers: Sequence[memoryview]) -> None:
-        """The buffers hold the record, if it is there and in sight. Raises BadFrame, OSError."""
-        head, mark, _, _ = self.head(block)
-        if mark is not Mark.LIVE or head.size_bytes != size_bytes:
-            raise BadFrame("damaged_entry", "another entry lies where the index says, or a dead one")
+        """The buffers hold the record, if it is there. Raises BadFrame, OSError."""
+        self.check_place(block, size_bytes)
         read_into(self._fd, buffers, block * ALIGN + RECORD_AT)
 
     def read(self, block: int, offset: int, length: int) -> bytes:

@@ -95,6 +95,11 @@ class SegmentLog:
     def open_segment(self) -> Segment | None:
         return self._open
 
+    def has(self, segment: Segment) -> bool:
+        """Whether it was not dropped."""
+        with self._lock:
+            return self._segments.get(segment.number) is segment
+
     def acquire(self, number: int) -> Segment | None:
         """The segment for a user that lets go of it; None when it has been dropped."""
         with self._lock:
@@ -154,8 +159,12 @@ class SegmentLog:
 
     def _note_dirty(self, segment: Segment, size_bytes: int) -> None:
         with self._lock:
-            self.dirty[segment.number] = segment
+            self._await_sync([segment])
             self.dirty_bytes += size_bytes
+
+    def _await_sync(self, segments: Sequence[Segment]) -> None:
+        """What was dropped meanwhile is not waited for: its file is gone. Called with the table's lock held."""
+        self.dirty.update({s.number: s for s in segments if self._segments.get(s.number) is s})
 
     # --- marks and room -----------------------------------------------------------------------
 
@@ -224,7 +233,7 @@ class SegmentLog:
                 dirty.pop().let_go()
         except OSError:
             with self._lock:
-                self.dirty.update({segment.number: segment for segment in dirty})
+                self._await_sync(dirty)
             for segment in dirty:
                 segment.let_go()
             raise
