@@ -14,12 +14,13 @@ import pytest
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "store"))
 
-from store_records import FakeClock, make_record, put
+from store_records import FakeClock, make_chain, make_record, put
 
-from tierkv.agents.live_keys import shrinking
+from tierkv.agents.live_keys import WhatIf, shrinking
 from tierkv.agents.runtime import AgentRuntime
 from tierkv.agents.vault import VaultOptions, build_vault_agent
 from tierkv.config.running import Base
+from tierkv.errors import StoreFull
 from tierkv.identity.blocks import BlockKey
 from tierkv.rpc.auth import load_or_create_token
 from tierkv.rpc.config_client import ConfigClient
@@ -106,22 +107,82 @@ def fill(store: Store) -> list[BlockKey]:
     return [*(record.key for record in records), old.key]
 
 
-@pytest.mark.parametrize("payload_bytes", [1, 5_000, 60_000, 70_000, 300_000])
-def test_what_a_smaller_cap_would_evict_is_what_it_evicts(payload_bytes: int, clock: FakeClock) -> None:
-    store = RamStore(8 * MIB, clock=clock)
-    for n in range(20):
-        assert put(store, make_record([n], payload_bytes=payload_bytes, seed=n)) == "stored"
+def ends(store: Store) -> set[BlockKey]:
+    """The last keys of all prefixes."""
+    return {prefix.chain[-1] for prefix in store.prefixes(Selector())}
+
+
+def chains(store: Store, clock: FakeClock, payload_bytes: int, blocks: int) -> None:
+    """Twelve chains of ``blocks`` records; the third is used again, and so is the fifth, twice."""
+    made = [make_chain(blocks, first_token=10_000 * n, payload_bytes=payload_bytes) for n in range(12)]
+    for chain in made:
+        for record in chain:
+            assert put(store, record) == "stored"
         clock.advance(1)
-    for cap_bytes in (store.stats().size_bytes, 1_000_000, MIB // 2, 400_000):
-        before = store.stats()
+    for chain in (made[2], made[4], made[4]):
+        store.touch([record.key for record in chain])
+
+
+@pytest.mark.parametrize("policy", ["lru", "s3fifo"])
+@pytest.mark.parametrize(("payload_bytes", "blocks"), [(1, 1), (5_000, 3), (60_000, 2), (70_000, 1), (30_000, 5)])
+def test_what_a_smaller_cap_would_evict_is_what_it_evicts(
+    store: Store, clock: FakeClock, payload_bytes: int, blocks: int, policy: str
+) -> None:
+    """In RAM whole pages, on the disk whole blocks; leaves first, so that a chain may lose only its end."""
+    store.set_policy(policy)
+    chains(store, clock, payload_bytes, blocks)
+    full = store.stats().size_bytes
+    for cap_bytes in (full, full * 3 // 4, full // 2, full // 3):
+        before, prefixes = store.stats(), ends(store)
         told = shrinking(store, cap_bytes)
-        store.adjust(cap_bytes=cap_bytes)
+        asked = store.stats()
+        assert (asked.records, asked.size_bytes) == (before.records, before.size_bytes)
+        try:
+            store.adjust(cap_bytes=cap_bytes)
+        except StoreFull:
+            assert told.note == "would be refused: too much is pinned, leased or being read"
+            assert store.stats().records == before.records
+            continue
         after = store.stats()
-        assert told.evict_prefixes == before.records - after.records
-        assert told.evict_bytes == before.size_bytes - after.size_bytes
-        assert "pinned" not in told.note
-    assert after.records < 20
+        assert told.evict_prefixes == len(prefixes - ends(store))
+        assert told.evict_bytes <= before.size_bytes - after.size_bytes
+        if isinstance(store, RamStore):
+            assert told.evict_bytes == before.size_bytes - after.size_bytes
+        else:  # 4 KiB and 2 KiB a token of each segment that is empty now go too
+            gone_segments = before.disk.segments - after.disk.segments
+            assert (before.size_bytes - after.size_bytes - told.evict_bytes > 0) == (gone_segments > 0)
+        assert (told.evict_bytes == 0) == (before.records == after.records)
     store.close()
+
+
+def test_pinned_and_purged_records_and_models_out_of_use_are_counted_as_what_they_are(
+    store: Store, clock: FakeClock
+) -> None:
+    """Five records: one purged a moment ago, one of a model not used for long, one pinned, two others. Each step takes
+    a byte away, and with it one record."""
+    keys = fill(store)
+    store.adjust(dead_after_s=DAY)
+    clock.advance(2 * DAY)
+    store.touch(keys[:4])
+    store.purge(store.preview_purge(Selector(prefixes=(keys[0],))).token)
+    store.pin(Selector(prefixes=(keys[1],)))
+    store.sweep()
+    for gone in (0, 4, 2, 3):
+        cap_bytes = store.stats().size_bytes - 1
+        told = shrinking(store, cap_bytes)
+        assert told.evict_prefixes == (0 if gone == 0 else 1)
+        assert (told.evict_bytes >= 400_000) == (gone != 0)
+        assert ("purged records are beyond undo then" in told.note) == (gone == 0)
+        before = [entry is not None for entry in store.lookup(keys)]
+        store.adjust(cap_bytes=cap_bytes)
+        after = [entry is not None and n != gone for n, entry in enumerate(store.lookup(keys))]
+        assert [entry is not None for entry in store.lookup(keys)] == after
+        assert sum(before) - sum(after) == told.evict_prefixes
+    told = shrinking(store, 300_000)
+    assert told == WhatIf(note="would be refused: too much is pinned, leased or being read")
+    with pytest.raises(StoreFull):
+        store.adjust(cap_bytes=300_000)
+    assert [entry is not None for entry in store.lookup(keys)] == [False, True, False, False, False]
 
 
 @pytest.mark.parametrize("change", [over_grpc, at_sighup])

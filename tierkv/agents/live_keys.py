@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, cast
 
-from tierkv.store.base import Prefix, Selector, Store
+from tierkv.store.base import Shrinking, Store, StoreStats
 from tierkv.telemetry.snapshot import NodeSnapshot
 from tierkv.units import format_size
 
@@ -42,12 +41,21 @@ class LiveKey:
     why_not: Callable[[Any], str] = _always
 
 
+class Shrinkable(Protocol):
+    """A store whose cap can be lowered while it runs."""
+
+    def stats(self) -> StoreStats: ...
+
+    def would_evict(self, cap_bytes: int) -> Shrinking: ...
+
+
 def store_keys(store: Store, prefix: str = "vault") -> dict[str, LiveKey]:
     """The live keys of a vault's store; a store that cannot be adjusted has none."""
     adjust: Callable[..., None] | None = getattr(store, "adjust", None)
     most_bytes: int = getattr(store, "set_aside_bytes", 0)
     if adjust is None:
         return {}
+    shrinkable = cast("Shrinkable", store)
 
     def too_much(value: int) -> str:
         return f"only {format_size(most_bytes)} were set aside at the start" if value > most_bytes else ""
@@ -55,7 +63,7 @@ def store_keys(store: Store, prefix: str = "vault") -> dict[str, LiveKey]:
     on_disk = store.stats().disk is not None
     cap, why_not = (f"{prefix}.disk_bytes", _always) if on_disk else (f"{prefix}.max_bytes", too_much)
     return {
-        cap: LiveKey(lambda value: adjust(cap_bytes=value), lambda value: shrinking(store, value), why_not),
+        cap: LiveKey(lambda value: adjust(cap_bytes=value), lambda value: shrinking(shrinkable, value), why_not),
         f"{prefix}.undo_s": LiveKey(lambda value: adjust(undo_s=value)),
         f"{prefix}.ttl_s": LiveKey(lambda value: adjust(ttl_s=value)),
         f"{prefix}.dead_after_s": LiveKey(lambda value: adjust(dead_after_s=value)),
@@ -63,40 +71,17 @@ def store_keys(store: Store, prefix: str = "vault") -> dict[str, LiveKey]:
     }
 
 
-def shrinking(store: Store, cap_bytes: int) -> WhatIf:
-    """What a smaller cap would evict: least recently used first, a shared block only with its last prefix.
-
-    Bytes are counted as the store holds them: in whole pages, where it has pages.
-    """
-    stats = store.stats()
-    page_bytes: int = getattr(store, "page_bytes", 1)
-    excess = stats.size_bytes - max(1, cap_bytes // page_bytes) * page_bytes
-    if excess <= 0:
-        return WhatIf(note=f"{format_size(stats.size_bytes)} are in use: nothing is evicted")
-    prefixes = store.prefixes(Selector())
-    users = Counter(key for prefix in prefixes for key in prefix.chain)
-    freed, gone = 0, 0
-    for prefix in reversed(prefixes):
-        if freed >= excess:
-            break
-        if not prefix.leaf.pinned:
-            freed += _freed(store, prefix, users, excess - freed, page_bytes)
-            gone += 1
-    count = f"{gone} prefix" + ("" if gone == 1 else "es")
-    if freed < excess:
-        return WhatIf(freed, gone, f"would evict {format_size(freed)}, {count} now; the rest is pinned")
-    return WhatIf(freed, gone, f"would evict {format_size(freed)}, {count} now")
-
-
-def _freed(store: Store, prefix: Prefix, users: Counter[Any], wanted: int, page_bytes: int) -> int:
-    """Bytes that go with the prefix, leaf first, in whole pages, until they are ``wanted`` or more."""
-    freed = 0
-    for key in reversed(prefix.chain):
-        users[key] -= 1
-        entry = store.lookup([key])[0] if users[key] == 0 and freed < wanted else None
-        if entry is not None and not entry.pinned:
-            freed += -(-entry.size_bytes // page_bytes) * page_bytes
-    return freed
+def shrinking(store: Shrinkable, cap_bytes: int) -> WhatIf:
+    """What a smaller cap would evict, as the store itself works it out."""
+    found = store.would_evict(cap_bytes)
+    if found.refused:
+        return WhatIf(note="would be refused: too much is pinned, leased or being read")
+    purged = f"{format_size(found.purged_bytes)} of purged records are beyond undo then" if found.purged_bytes else ""
+    if not found.records:
+        return WhatIf(note=purged or f"{format_size(store.stats().size_bytes)} are in use: nothing is evicted")
+    count = f"{found.prefixes} prefix" + ("" if found.prefixes == 1 else "es")
+    note = f"would evict {format_size(found.bytes)}, {count} now" + (f"; {purged}" if purged else "")
+    return WhatIf(found.bytes, found.prefixes, note)
 
 
 def lower_threshold(snapshot: NodeSnapshot, fraction: float) -> WhatIf:

@@ -85,6 +85,21 @@ class PurgeResult:
 
 
 @dataclass(frozen=True, slots=True)
+class Shrinking:
+    """What a smaller cap would make leave at once, in the room that the store gives it (whole pages or blocks).
+
+    ``prefixes``: ends of chains among the records. ``purged_bytes``: of purges that could be taken back until then.
+    ``refused``: it would not fit even then, and nothing would leave.
+    """
+
+    bytes: int = 0
+    records: int = 0
+    prefixes: int = 0
+    purged_bytes: int = 0
+    refused: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class DiskStats:
     """What a store on disk knows beyond others. ``dead_bytes`` take room until they are compacted.
 

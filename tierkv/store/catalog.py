@@ -255,6 +255,31 @@ class Catalog:
             self.remove(row, "evicted", why)
         return released
 
+    def would_evict(self, wanted: int) -> list[int]:
+        """The rows that ``evict`` would give up now, in its order."""
+        index, policy, unwanted = self.index, self.policy.copy(), self._unwanted.copy()
+        gone, released = dict[int, None](), 0
+
+        def may_go(row: int) -> bool:
+            children = index.children_of(row)
+            free = index.state[row] == State.VISIBLE and not index.holds[row] and row not in self._readers
+            return free and row not in gone and all(child in gone for child in children)
+
+        while released < wanted:
+            row = None
+            while unwanted and row is None:
+                first, stamp = unwanted.pop()
+                row = first if index.stamp[first] == stamp and may_go(first) else None
+            if row is None and (row := policy.victim(may_go)) is None:
+                break
+            released += index.charge[row]
+            gone[row] = None
+            policy.gone(row)
+            parent = index.parent[row]
+            if parent != NONE and may_go(parent):
+                policy.offered(parent)
+        return list(gone)
+
     def find_unwanted(self) -> None:
         """From now on records of identities not used for ``dead_after_s`` go before any other. 5 ms for 100,000."""
         index = self.index

@@ -27,7 +27,7 @@ from tierkv.codec.record import RecordHeader
 from tierkv.errors import BadFrame, RecordTooLarge, Refused, StoreFull, StoreUnwritable
 from tierkv.identity.blocks import BlockKey
 from tierkv.store.arena import Arena, Runs
-from tierkv.store.base import Checked, DiskStats, Finding, PurgePreview, PurgeResult, Selector, StoreStats
+from tierkv.store.base import Checked, DiskStats, Finding, PurgePreview, PurgeResult, Selector, Shrinking, StoreStats
 from tierkv.store.cataloged import CatalogStore
 from tierkv.store.clock import Clock
 from tierkv.store.disk_behind import MAX_BEHIND_BYTES, UNPLACED, Behind, WriteBehind
@@ -48,6 +48,8 @@ from tierkv.store.log.segment import Segment
 from tierkv.store.log.segments import SegmentLog, place_of, place_parts
 from tierkv.store.log.syncer import Syncer
 from tierkv.store.ram_streams import RamReader, RamWriter
+
+_LEAST_CAP_BYTES = 64 * ALIGN
 
 # The vault's age is on the disk at most so much behind.
 _SAVE_META_S = 30.0
@@ -441,7 +443,7 @@ class DiskStore(CatalogStore):
         """What is given is in force; a lower cap on the disk evicts at once. Raises StoreFull (nothing is evicted then)
         when what is pinned, leased or being read does not fit below it."""
         if cap_bytes is not None:
-            self._room.recap(max(cap_bytes, 64 * ALIGN))
+            self._room.recap(max(cap_bytes, _LEAST_CAP_BYTES))
         with self._lock:
             if undo_s is not None:
                 self._purger.undo_s = undo_s
@@ -450,6 +452,10 @@ class DiskStore(CatalogStore):
             if dead_after_s is not None:
                 self._catalog.dead_after_s = dead_after_s
                 self._unwanted_at_s = float("-inf")
+
+    def would_evict(self, cap_bytes: int) -> Shrinking:
+        """What a cap of ``cap_bytes`` on the disk would make leave now."""
+        return self._room.would_evict(max(cap_bytes, _LEAST_CAP_BYTES))
 
     def check(self, *, repair: bool) -> Iterator[Checked]:
         """Reads the files, not the hot copies. Damage outside of records is left to fsck of a closed folder."""

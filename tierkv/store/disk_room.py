@@ -7,7 +7,9 @@ from collections import deque
 from collections.abc import Callable
 
 from tierkv.errors import BadFrame, StoreFull, StoreUnwritable
+from tierkv.store.base import Shrinking
 from tierkv.store.catalog import Catalog
+from tierkv.store.forecast import shrinking
 from tierkv.store.log.files import Disk, refusal_reason
 from tierkv.store.log.format import ALIGN
 from tierkv.store.log.keeping import Keeper
@@ -45,6 +47,10 @@ class Burials:
 
     def add(self, place: int, blocks: int) -> None:
         self._waiting.append((place, blocks))
+
+    @property
+    def waiting_blocks(self) -> int:
+        return sum(blocks for _, blocks in tuple(self._waiting))
 
     def bury(self) -> bool:
         """Whatever was added before this call is erased from its file; False if the disk refuses."""
@@ -95,19 +101,19 @@ class Room:
 
         Raises StoreFull, or StoreUnwritable where the file system is what is full.
         """
-        while (short := self._short(blocks)) > 0:
+        while (short := self._short(blocks, self.cap_bytes)) > 0:
             with self._catalog_lock:
                 self._catalog.expire_leases()
                 if short > self._catalog.reclaimable() + (0 if self._log.can_punch else self._log.dead_blocks):
                     break
-                wanted = self._to_evict(short)
+                wanted = self._to_evict(short, self.cap_bytes)
                 wanted -= self._purger.give_up(wanted)
                 if wanted > 0:
                     self._catalog.evict(wanted)
             if not self._burials.bury():
                 break
             self._keeper.drop_empty()
-            if self._short(blocks) > 0 and (self._log.can_punch or not self._keeper.compact_one()):
+            if self._short(blocks, self.cap_bytes) > 0 and (self._log.can_punch or not self._keeper.compact_one()):
                 break
         else:
             return
@@ -128,22 +134,32 @@ class Room:
                 self.cap_bytes = before
                 raise
 
-    def _to_evict(self, short: int) -> int:
+    def would_evict(self, cap_bytes: int) -> Shrinking:
+        """What ``recap`` would make leave now; what segments take beside their records is not counted."""
+        short = self._short(0, cap_bytes) - (self._burials.waiting_blocks if self._log.can_punch else 0)
+        if short <= 0:
+            return Shrinking()
+        with self._catalog_lock:
+            self._catalog.expire_leases()
+            if short > self._catalog.reclaimable() + (0 if self._log.can_punch else self._log.dead_blocks):
+                return Shrinking(refused=True)
+            return shrinking(self._catalog, self._purger, self._to_evict(short, cap_bytes), ALIGN)
+
+    def _to_evict(self, short: int, cap_bytes: int) -> int:
         """Blocks that must go so that ``short`` come free; called with the catalog's lock held."""
         if self._log.can_punch:
             return short
         live = self._catalog.index.visible_charge + self._catalog.purged_charge
-        return max(0, live + short - int(self._cap_blocks * _LIVE_SHARE_WITHOUT_PUNCHING))
+        return max(0, live + short - int(self._cap_blocks(cap_bytes) * _LIVE_SHARE_WITHOUT_PUNCHING))
 
-    @property
-    def _cap_blocks(self) -> int:
+    def _cap_blocks(self, cap_bytes: int) -> int:
         """Without punching, compaction needs room for what it copies."""
         spare = 0 if self._log.can_punch else self._log.segment_bytes
-        return (self.cap_bytes - spare) // ALIGN
+        return (cap_bytes - spare) // ALIGN
 
-    def _short(self, blocks: int) -> int:
+    def _short(self, blocks: int, cap_bytes: int) -> int:
         """How many blocks are missing for so many more."""
-        growth = min(self._cap_blocks - self._log.used_blocks, self._spare_blocks())
+        growth = min(self._cap_blocks(cap_bytes) - self._log.used_blocks, self._spare_blocks())
         return blocks + self.reserved - growth
 
     def _spare_blocks(self) -> int:

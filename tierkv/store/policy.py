@@ -43,6 +43,10 @@ class Policy(Protocol):
         """The next row to give up, taken off the order. Rows that may not go are dropped: they are offered again."""
         ...
 
+    def copy(self) -> Policy:
+        """One of its own that would go on as this one."""
+        ...
+
 
 class LruPolicy:
     """Least recently used first, by the order of uses and not by a clock.
@@ -105,6 +109,12 @@ class LruPolicy:
                 self._queued[row] = 0
                 return row
         return None
+
+    def copy(self) -> LruPolicy:
+        other = LruPolicy()
+        other._uses, other._last_use = self._uses, self._last_use[:]
+        other._queued, other._heap = self._queued[:], self._heap[:]
+        return other
 
 
 class S3FifoPolicy:
@@ -184,6 +194,14 @@ class S3FifoPolicy:
                     self._remember(self._keys[row])
                 return row
         return None
+
+    def copy(self) -> S3FifoPolicy:
+        other = S3FifoPolicy()
+        other._home, other._uses, other._queued = self._home[:], self._uses[:], self._queued[:]
+        other._life, other._keys, other._counts = self._life[:], self._keys[:], self._counts[:]
+        other._queues = {home: queue.copy() for home, queue in self._queues.items()}
+        other._ghosts = self._ghosts.copy()
+        return other
 
     def _settle(self, row: int, home: int) -> None:
         self._home[row] = home

@@ -188,6 +188,16 @@ class Purger:
                 break
         return released
 
+    def would_give_up(self, wanted: int) -> int:
+        """How much charge ``give_up`` would set free."""
+        catalog, released = self._catalog, 0
+        for undo in self._undos.values():
+            for row in reversed(undo.rows):
+                if released >= wanted:
+                    return released
+                released += 0 if catalog.is_open(row) else catalog.index.charge[row]
+        return released
+
     # --- late writers -------------------------------------------------------------------------
 
     def stale(self, header: RecordHeader, epoch: int) -> int:

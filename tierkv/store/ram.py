@@ -6,9 +6,10 @@ from tierkv.codec.record import RecordHeader
 from tierkv.errors import BadFrame, RecordTooLarge, StoreFull
 from tierkv.identity.blocks import BlockKey
 from tierkv.store.arena import PAGE_BYTES, Arena, Runs
-from tierkv.store.base import StoreStats
+from tierkv.store.base import Shrinking, StoreStats
 from tierkv.store.cataloged import CatalogStore
 from tierkv.store.clock import Clock
+from tierkv.store.forecast import shrinking
 from tierkv.store.index import NONE
 from tierkv.store.ram_streams import RamReader, RamWriter
 
@@ -76,11 +77,6 @@ class RamStore(CatalogStore):
         self._arena.prepare()
 
     @property
-    def page_bytes(self) -> int:
-        """A record takes a whole number of pages of so many bytes."""
-        return self._arena.page_bytes
-
-    @property
     def set_aside_bytes(self) -> int:
         """The most that ``adjust`` can make the cap."""
         return self._arena.mapped_bytes
@@ -106,9 +102,24 @@ class RamStore(CatalogStore):
                 self._catalog.dead_after_s = dead_after_s
                 self._unwanted_at_s = float("-inf")
 
+    def would_evict(self, cap_bytes: int) -> Shrinking:
+        """What a cap of ``cap_bytes`` would make leave now."""
+        with self._lock:
+            arena, catalog = self._arena, self._catalog
+            wanted = arena.pages - self._pages_under(cap_bytes) - arena.withheld_pages - arena.free_pages
+            if wanted <= 0:
+                return Shrinking()
+            catalog.expire_leases()
+            if wanted > catalog.reclaimable():
+                return Shrinking(refused=True)
+            return shrinking(catalog, self._purger, wanted, arena.page_bytes)
+
+    def _pages_under(self, cap_bytes: int) -> int:
+        return max(1, min(self._arena.pages, cap_bytes // self._arena.page_bytes))
+
     def _recap(self, cap_bytes: int) -> None:
         arena, catalog = self._arena, self._catalog
-        pages = max(1, min(arena.pages, cap_bytes // arena.page_bytes))
+        pages = self._pages_under(cap_bytes)
         more = arena.pages - pages - arena.withheld_pages
         if more > arena.free_pages:
             catalog.expire_leases()
