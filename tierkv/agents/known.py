@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
-from tierkv.identity.blocks import BlockKey, Tokens, common_prefix
+from tierkv.codec.record import RecordKind
+from tierkv.identity.blocks import BlockKey, PromptChain, Tokens, common_prefix
 
 # About 150 bytes an entry: 20 MB, for 33 million tokens of full blocks.
 MAX_KNOWN = 1 << 17
@@ -15,41 +17,76 @@ MAX_BAD = 4096
 BAD_S = 600.0
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a short block or a checkpoint stands: after ``parent``, up to position ``end`` of its prompt."""
+
+    parent: BlockKey
+    kind: RecordKind
+    end: int
+
+    def key_in(self, chain: PromptChain) -> BlockKey | None:
+        """What the prompt's own record at this place is called; None beyond its end."""
+        if self.end > len(chain.tokens):
+            return None
+        if self.kind is RecordKind.BLOCK:
+            return chain.tail_key(self.end)
+        return chain.window_key(self.end) if self.kind is RecordKind.WINDOW else chain.state_key(self.end)
+
+
 class KnownKeys:
-    """Keys that a tier's vaults hold, with their fidelity; the least recently used is forgotten first."""
+    """Keys that a tier's vaults hold, with their fidelity; the least recently used is forgotten first.
+
+    Full blocks are named by every prompt that has them. What else there is of a prompt is found by its parent.
+    """
 
     def __init__(self, limit: int = MAX_KNOWN) -> None:
         self._limit = limit
-        self._keys: OrderedDict[BlockKey, int] = OrderedDict()
+        self._keys: OrderedDict[BlockKey, tuple[int, Place | None]] = OrderedDict()
+        self._after: dict[BlockKey, dict[BlockKey, Place]] = {}
 
     def __len__(self) -> int:
         return len(self._keys)
 
-    def add(self, key: BlockKey, fidelity: int) -> None:
-        self._keys[key] = min(fidelity, self._keys.get(key, fidelity))
+    def add(self, key: BlockKey, fidelity: int, place: Place | None = None) -> None:
+        """``place``: None for a full block."""
+        held, _ = self._keys.get(key, (fidelity, None))
+        self._keys[key] = min(fidelity, held), place
         self._keys.move_to_end(key)
+        if place is not None:
+            self._after.setdefault(place.parent, {})[key] = place
         if len(self._keys) > self._limit:
-            self._keys.popitem(last=False)
+            self.discard([next(iter(self._keys))])
 
-    def learn(self, key: BlockKey, fidelity: int) -> None:
+    def learn(self, key: BlockKey, fidelity: int, place: Place | None = None) -> None:
         """A vault has just said so; what was known before may be older."""
-        self._keys.pop(key, None)
-        self.add(key, fidelity)
+        self.discard([key])
+        self.add(key, fidelity, place)
 
     def holds(self, key: BlockKey, fidelity: int) -> bool:
         """Whether a record of at least this fidelity is stored, as far as is known."""
         held = self._keys.get(key)
-        if held is None or held > fidelity:
+        if held is None or held[0] > fidelity:
             return False
         self._keys.move_to_end(key)
         return True
 
+    def after(self, parents: Iterable[BlockKey]) -> list[tuple[BlockKey, Place]]:
+        """Short blocks and checkpoints that stand on these."""
+        return [each for parent in parents for each in self._after.get(parent, {}).items()]
+
     def discard(self, keys: Iterable[BlockKey]) -> None:
         for key in keys:
-            self._keys.pop(key, None)
+            _, place = self._keys.pop(key, (0, None))
+            if place is not None:
+                siblings = self._after[place.parent]
+                del siblings[key]
+                if not siblings:
+                    del self._after[place.parent]
 
     def clear(self) -> None:
         self._keys.clear()
+        self._after.clear()
 
 
 class Taints:

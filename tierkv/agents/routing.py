@@ -7,9 +7,11 @@ import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from tierkv.agents.known import KnownKeys
+from tierkv.agents.known import KnownKeys, Place
+from tierkv.codec.record import RecordKind
 from tierkv.errors import PeerError, TierKVError
-from tierkv.identity.blocks import BlockKey, PromptChain
+from tierkv.identity.blocks import BLOCK_TOKENS, BlockKey, PromptChain
+from tierkv.rpc.probing import MAX_CHECKPOINTS
 from tierkv.rpc.vault_port import ProbeResult, VaultPort
 from tierkv.state.layout import LayerKind
 
@@ -68,11 +70,32 @@ class TierRouter:
     def learn(self, chain: PromptChain, result: ProbeResult, is_bad: Callable[[BlockKey], bool]) -> None:
         """What a vault has said it holds, and does not hold, of a prompt is known; a bad record counts as not held."""
         if self.tier == "kv":
-            self.known.discard(key for index, key in enumerate(chain.keys) if index not in result.blocks)
-        partial = () if result.partial is None else (result.partial,)
-        for found in (*result.blocks.values(), *partial, *result.windows, *result.states):
+            gone = [key for index, key in enumerate(chain.keys) if index not in result.blocks]
+            self.known.discard([*gone, *(key for key, _ in self.known.after(gone))])
+        self.known.discard([
+            key for key, place in self.known.after((chain.root, *chain.keys))
+            if key == place.key_in(chain) and not _may_be_held(place, result)
+        ])  # fmt: skip
+        for found in result.blocks.values():
             if not is_bad(found.key):
                 self.known.learn(found.key, found.fidelity)
+        partial = () if result.partial is None else (result.partial,)
+        for found in (*partial, *result.windows, *result.states):
+            if not is_bad(found.key):
+                full = found.kind is RecordKind.BLOCK and found.n_tokens == BLOCK_TOKENS
+                place = None if full else Place(chain.parent_at(found.start), found.kind, found.end)
+                self.known.learn(found.key, found.fidelity, place)
+
+
+def _may_be_held(place: Place, result: ProbeResult) -> bool:
+    """Whether a vault that gave this answer for a prompt can hold the prompt's own record at this place."""
+    if place.kind is RecordKind.BLOCK:
+        # The answer names the record that agrees longest, after the full blocks that it has.
+        agreeing = result.partial.agreeing if result.partial is not None else 0
+        return place.end <= result.leading_blocks * BLOCK_TOKENS + agreeing
+    listed = result.windows if place.kind is RecordKind.WINDOW else result.states
+    ends = [found.end for found in listed]
+    return place.end in ends or (len(ends) >= MAX_CHECKPOINTS and place.end < min(ends))
 
 
 def home_of(head: bytes, peers: Sequence[str]) -> int:

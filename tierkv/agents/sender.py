@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
-from tierkv.agents.known import BadRecords
+from tierkv.agents.known import BadRecords, Place
 from tierkv.agents.pending import Buffers, PendingRecord, PendingRecords
 from tierkv.agents.reasons import reason_of
 from tierkv.agents.routing import TierRouter
@@ -150,7 +150,9 @@ class Sender:
         self._pending.done(record, self.target)
 
     def _answered(self, record: PendingRecord, fidelity: int) -> None:
-        self._router.known.add(record.header.key, fidelity)
+        header = record.header
+        place = None if header.is_full_block else Place(header.parent, header.kind, header.end)
+        self._router.known.add(header.key, fidelity, place)
         self._pending.done(record, self.target)
 
     def _is_up(self) -> None:
