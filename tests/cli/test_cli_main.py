@@ -1,5 +1,6 @@
 """What all commands share: help, --config anywhere, exit codes, one message and no traceback, light imports."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -114,6 +115,7 @@ def test_what_follows_two_dashes_is_passed_on_untouched():
         (BrokenPipeError(), 0, ""),
         (ImportError("No module named 'numba'", name="numba"), 1, "pip install 'tierkv[agent]'"),
         (ZeroDivisionError("division\nby zero"), 1, "ZeroDivisionError: division by zero"),
+        (OSError(errno.EIO, "Input/output error"), 1, "this is a fault of TierKV"),
     ],
 )
 def test_errors_become_one_message_and_an_exit_code(monkeypatch, capfd, error, code, message):
@@ -127,6 +129,22 @@ def test_errors_become_one_message_and_an_exit_code(monkeypatch, capfd, error, c
     assert told.out == ""
     assert message in told.err
     assert "Traceback" not in told.err
+
+
+@pytest.mark.parametrize("make", ["missing folder", "a file for a folder", "a folder for a file", "name too long"])
+def test_a_path_that_cannot_be_used_is_named_and_is_no_fault_of_tierkv(run, tmp_path, make):
+    (tmp_path / "file").touch()
+    path, why = {
+        "missing folder": (tmp_path / "none" / "talk.tkx", "No such file or directory"),
+        "a file for a folder": (tmp_path / "file" / "talk.tkx", "Not a directory"),
+        "a folder for a file": (tmp_path, "Is a directory"),
+        "name too long": (tmp_path / ("n" * 300), "File name too long"),
+    }[make]
+    ran = run("vault", "export", str(path), "--all", "--connect", "127.0.0.1:1")
+    if make == "a folder for a file":  # seen before any vault is asked
+        assert (ran.code, ran.out, ran.err) == (2, "", f"tierkv: {path} is a folder: name a file in it\n")
+    else:
+        assert (ran.code, ran.out, ran.err) == (1, "", f"tierkv: {path}: {why}\n")
 
 
 def test_debugging_shows_the_traceback(monkeypatch, capsys):

@@ -283,6 +283,7 @@ def test_ten_times_the_limits_go_through(tmp_path):
         except StoreFull:
             pytest.fail("nothing is pinned: there is always somebody who may leave")
         assert on_disk(tmp_path) <= 2 * MIB
+        assert store.stats().disk.unsynced_bytes <= 2 * MIB + 128 * KIB  # a quarter of the arena may be behind
     assert all(get(store, key) in (None, data) for key, data in kept.items())
     assert store.stats().evictions > 300
     written(store)

@@ -44,6 +44,8 @@ exit codes: 0 ok, 1 failed, 2 usage or configuration, 3 no agent reachable, 4 pa
 """
 
 # Which extra brings a package that a command turns out to need.
+# Of a path that somebody named.
+_PATH_FAULTS = {"ENOENT", "EACCES", "EPERM", "EISDIR", "ENOTDIR", "EROFS", "ENAMETOOLONG", "ELOOP"}
 _EXTRAS = {
     "grpc": "vault",
     "google": "vault",
@@ -212,6 +214,10 @@ def _report(error: Exception) -> int:
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         discard_output()
         warn(f"tierkv: cannot write: {error.strerror}")
+        return EXIT_FAILED
+    path = getattr(error, "filename2", None) or getattr(error, "filename", None)
+    if isinstance(error, OSError) and isinstance(path, str) and errno.errorcode.get(error.errno or 0) in _PATH_FAULTS:
+        warn(f"tierkv: {path.removesuffix('.new')}: {error.strerror}")
         return EXIT_FAILED
     text = re.sub(r"\s+", " ", str(error))[:500]
     warn(f"tierkv: {type(error).__name__}: {text}" if text else f"tierkv: {type(error).__name__}")

@@ -15,7 +15,7 @@ from tierkv.cli.context import Target, loaded, token_of
 from tierkv.cli.operations_shown import Shown
 from tierkv.cli.output import plural, say
 from tierkv.cli.prefixes import tell_failures
-from tierkv.errors import EXIT_OK, EXIT_PARTIAL, CorruptionError
+from tierkv.errors import EXIT_OK, EXIT_PARTIAL, CorruptionError, UsageError
 from tierkv.units import format_size
 
 if TYPE_CHECKING:
@@ -32,6 +32,8 @@ def export_records(arguments: argparse.Namespace) -> int:
     asked, token = selection.vaults(configuration, arguments.connect), token_of(configuration)
     show, path = Shown("export", arguments.json), Path(arguments.file)
     draft = path.with_name(path.name + ".new")
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder: name a file in it")
     from tierkv.rpc.bundle import BundleWriter
 
     fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

@@ -125,7 +125,9 @@ class DiskStore(CatalogStore):
         if folder.meta_damage:
             # How many purges there were is not known: later than all of them.
             epoch += 1 + secrets.randbits(20)
-            self._catalog.journal.damaged(None, f"{folder.meta_damage} vault.meta")
+            self._catalog.journal.quarantined += 1
+            reason = f"{folder.meta_damage} vault.meta"
+            self._catalog.journal.note("quarantine", reason, file="vault.meta", reason=reason)
         self._zero_s = max([meta.vault_s, *(segment.vault_s for segment in segments)]) - self._catalog.clock.monotonic()
         self._purger.resume(epoch)
         self._trouble.reason = folder.read_only
@@ -509,7 +511,7 @@ class DiskStore(CatalogStore):
                 ram_bytes=self._arena.used_bytes,
                 ram_cap_bytes=self._arena.cap_bytes,
                 dead_bytes=dead,
-                unsynced_bytes=self._log.dirty_bytes + (self._behind.size_bytes if self._behind else 0),
+                unsynced_bytes=min(self._log.dirty_bytes, used) + (self._behind.size_bytes if self._behind else 0),
                 segments=len(segments),
                 segments_loaded=sum(segment.loaded for segment in segments),
                 hot_records=len(self._hot),
