@@ -164,7 +164,7 @@ class Inference(Section):
     )
     queue_bytes: Annotated[int, Size(4 * MIB, 256 * GIB)] = key(
         512 * MIB,
-        "State on its way to the vaults; what does not fit is dropped and counted.",
+        "State on its way to the vaults, in the agent's memory; more waits in the engine's.",
         apply="live",
         kind="size",
     )
