@@ -69,6 +69,7 @@ class ExoTiers:
         self.voice = Voice()
         self.mover = Mover(client, report=reporter(client, self.counters))
         self.memory = memory or MemoryRule()
+        self.memory.kept = lambda: self.mover.pending_bytes
         self.pressure: Pressure | None = None
         self._own_threshold = float(self.module._MEMORY_THRESHOLD)
         self._driven = 0.0

@@ -11,7 +11,7 @@ import psutil
 
 from tierkv.units import format_size
 
-# Freed memory is seen by the system within this time, or it is not coming back.
+# Freed memory is seen by the system within this time, or as soon as nothing on its way to the vaults keeps it.
 SETTLE_S = 2.0
 
 
@@ -52,12 +52,14 @@ class Verdict:
 class MemoryRule:
     """Evict while that can bring use below the mark; where it cannot, say so and keep the cache.
 
-    Evicted bytes are subtracted from readings until the system shows them as free, at most ``SETTLE_S``.
+    Evicted bytes are subtracted from readings until the system shows them as free: for at most ``SETTLE_S``, and for as
+    long as ``kept`` says that so many bytes are still on their way to the vaults.
     """
 
     def __init__(
         self, read: Callable[[], MemoryReading] = read_memory, clock: Callable[[], float] = time.monotonic
     ) -> None:
+        self.kept: Callable[[], int] = lambda: 0
         self._read = read
         self._clock = clock
         self._used_before = 0
@@ -78,12 +80,11 @@ class MemoryRule:
 
     def evicted(self, freed_bytes: int) -> None:
         """``freed_bytes`` were let go after the last reading."""
+        self._freed_bytes = freed_bytes + self._unseen_bytes()
         self._used_before = self.reading.used_bytes
-        self._freed_bytes = freed_bytes
         self._freed_at = self._clock()
 
     def _unseen_bytes(self) -> int:
-        if self._clock() - self._freed_at > SETTLE_S:
-            return 0
         seen = max(0, self._used_before - self.reading.used_bytes)
-        return max(0, self._freed_bytes - seen)
+        unseen = max(0, self._freed_bytes - seen)
+        return unseen if self._clock() - self._freed_at <= SETTLE_S else min(unseen, self.kept())

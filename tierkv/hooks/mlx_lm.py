@@ -92,6 +92,7 @@ def install(
         counters,
         memory or MemoryRule(),
     )
+    tiers.memory.kept = lambda: mover.pending_bytes
     report = reporter(agent, counters, grace_s=grace_s)
     names = [name for name in ("LRUPromptCache", "ModelProvider", "ResponseGenerator") if hasattr(target, name)]
     replaced = {name: getattr(target, name) for name in names}
