@@ -64,9 +64,24 @@ def test_a_file_that_was_cut_off_is_read_as_far_as_it_goes(tmp_path: Path, packe
     data = gzip.compress(whole.encode()) if packed else whole.encode()
     path = tmp_path / "cut"
     path.write_bytes(data[: -12 if packed else -20])
-    _, steps = read_recording(path)
+    told: list[str] = []
+    _, steps = read_recording(path, told.append)
     assert steps == STEPS[: len(steps)]
     assert len(steps) >= 2
+    assert told == ["what follows cannot be unpacked" if packed else "a line without an end is left out"]
+
+
+@pytest.mark.parametrize("bad", ["", "garbage", "{}", '{"at": 1}', "\ufffd" * 5, "[" * 100_000])
+def test_a_damaged_line_costs_itself_alone_and_is_told(tmp_path: Path, bad: str) -> None:
+    lines = [step_line(step) for step in STEPS]
+    path, told = tmp_path / "bad", []
+    path.write_text("\n".join([header_line(HEADER), lines[0], bad, bad, *lines[1:], ""]))
+    assert read_recording(path, told.append) == (HEADER, STEPS)
+    assert told == ["2 damaged lines are left out"]
+    written(tmp_path / "whole")
+    told.clear()
+    read_recording(tmp_path / "whole", told.append)
+    assert told == []
 
 
 @pytest.mark.parametrize(

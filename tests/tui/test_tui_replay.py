@@ -80,6 +80,14 @@ def test_it_plays_at_its_speed_and_stays_inside() -> None:
     assert feed.position_s == 30.0
 
 
+async def test_what_is_missing_of_a_recording_is_said_and_stays_marked() -> None:
+    app = Console(ReplayFeed(Header("lab"), night(), missing="2 damaged lines are left out", clock=Clock()))
+    async with app.run_test(size=(80, 24)) as pilot:
+        lines = await Session(app, None, pilot).lines()
+        assert "REPLAY 0:00/1:00 1x damaged" in lines[0]
+        assert "the recording is damaged: 2 damaged lines are left out" in lines[-1]
+
+
 async def test_the_screens_replay_with_keys_and_change_nothing() -> None:
     clock = Clock()
     feed = ReplayFeed(Header("lab"), night(), clock=clock)

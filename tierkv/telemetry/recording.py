@@ -204,13 +204,16 @@ def write_packed(path: Path, header: Header, lines: Sequence[str]) -> None:
             file.write(line + "\n")
 
 
-def read_recording(path: Path) -> tuple[Header, list[Step]]:
-    """The header and all whole steps, the half before (``path``.1) included. Raises BadRecording, OSError."""
+def read_recording(path: Path, missing: Callable[[str], None] = lambda _: None) -> tuple[Header, list[Step]]:
+    """The header and all whole steps, the half before (``path``.1) included. ``missing`` is told what was left out.
+
+    Raises BadRecording, OSError.
+    """
     earlier = path.with_name(path.name + ".1")
-    header, steps = _read(path)
+    header, steps = _read(path, missing)
     if earlier.exists():
         try:
-            steps = _read(earlier)[1] + steps
+            steps = _read(earlier, missing)[1] + steps
         except BadRecording:
             pass
     if not steps:
@@ -219,28 +222,38 @@ def read_recording(path: Path) -> tuple[Header, list[Step]]:
     return header, steps
 
 
-def _read(path: Path) -> tuple[Header, list[Step]]:
+def _read(path: Path, missing: Callable[[str], None]) -> tuple[Header, list[Step]]:
     with path.open("rb") as probe:
         packed = probe.read(2) == GZIP_MAGIC
     steps: list[Step] = []
+    damaged, first = 0, ""
+    lines = _lines(path, gzip.open if packed else open, missing)
     try:
-        lines = _lines(path, gzip.open if packed else open)
         header = header_of(next(lines, ""))
-        for line in lines:
-            steps.append(step_of(line))
-            if len(steps) >= STEPS_MAX:
-                break
     except BadRecording as error:
-        if not steps:
-            raise BadRecording(f"{path}: {error}") from None
-    return header, steps  # pyright: ignore[reportPossiblyUnboundVariable]
+        raise BadRecording(f"{path}: {error}") from None
+    for line in lines:
+        try:
+            steps.append(step_of(line))
+        except BadRecording as error:
+            damaged, first = damaged + 1, first or str(error)
+        if len(steps) >= STEPS_MAX:
+            missing(f"only its first {STEPS_MAX:,} steps are shown")
+            break
+    if damaged and not steps:
+        raise BadRecording(f"{path}: {first}")
+    if damaged:
+        missing("1 damaged line is left out" if damaged == 1 else f"{damaged:,} damaged lines are left out")
+    return header, steps
 
 
-def _lines(path: Path, opener: Callable[..., Any]) -> Iterator[str]:
+def _lines(path: Path, opener: Callable[..., Any], missing: Callable[[str], None]) -> Iterator[str]:
     with opener(path, "rt", encoding="utf-8", errors="replace") as file:
         try:
             while line := cast("str", file.readline(LINE_MAX)):
                 if line.endswith("\n"):
                     yield line
+                else:
+                    missing("a line without an end is left out")
         except (EOFError, zlib.error, OSError):  # BadGzipFile is an OSError
-            return
+            missing("what follows cannot be unpacked")

@@ -134,6 +134,12 @@ class Console(App[int]):
         self.run_worker(self.feed.run(), name="feed", exit_on_error=True)
         self._clock = self.set_interval(self._period_s, self.tick)
         self.call_after_refresh(self.tick)
+        if isinstance(self.feed, ReplayFeed) and self.feed.missing:
+            self.call_after_refresh(self._tell_damaged, self.feed.missing)
+
+    def _tell_damaged(self, missing: str) -> None:
+        if isinstance(self.screen, ViewScreen):
+            self.screen.tell(f"the recording is damaged: {missing}", "bad")
 
     @property
     def view(self) -> ClusterView:
@@ -369,10 +375,14 @@ def run(
     if not sys.stderr.isatty():
         raise UsageError("tierkv tui draws on standard error: that must be the terminal, too, and not a file")
     if replay is not None:
+        missing: list[str] = []
         try:
-            feed = ReplayFeed(*read_recording(replay))
-        except (OSError, BadRecording) as error:
-            raise UsageError(f"--replay {replay}: {getattr(error, 'strerror', None) or error}") from None
+            told = read_recording(replay, missing.append)
+        except OSError as error:
+            raise UsageError(f"--replay {replay}: {error.strerror or error}") from None
+        except BadRecording as error:
+            raise UsageError(f"--replay {error}") from None
+        feed = ReplayFeed(*told, missing="; ".join(dict.fromkeys(missing)))
         code = Console(feed, refresh_hz=refresh_hz, theme=theme, recorded=feed.header.config).run()
         return EXIT_FAILED if code is None else code
     from tierkv.tui.live import live_feed

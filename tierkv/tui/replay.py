@@ -25,10 +25,18 @@ Records = dict[str, TargetRecord]
 
 
 class ReplayFeed:
-    """Implements ``Feed``. ``position_s`` counts from the first step to the last."""
+    """Implements ``Feed``. ``position_s`` counts from the first step to the last. ``missing``: what of the recording
+    could not be read."""
 
-    def __init__(self, header: Header, told: Sequence[Step], *, clock: Callable[[], float] = time.monotonic) -> None:
-        self.header = header
+    def __init__(
+        self,
+        header: Header,
+        told: Sequence[Step],
+        *,
+        missing: str = "",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.header, self.missing = header, missing
         self._steps = tuple(told)
         self._start_unix_s = told[0].at_unix_s
         self.length_s = max(0.0, told[-1].at_unix_s - self._start_unix_s)
@@ -88,7 +96,7 @@ class ReplayFeed:
             name=self.header.cluster,
             read_only=True,
             events=self._events_at(at_s),
-            replay=f"REPLAY {_clock(at_s)}/{_clock(self.length_s)} {self.speed:g}x",
+            replay=f"REPLAY {_clock(at_s)}/{_clock(self.length_s)} {self.speed:g}x{' damaged' if self.missing else ''}",
         )
 
     def _records_at(self, at_s: float) -> Records:
