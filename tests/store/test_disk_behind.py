@@ -109,6 +109,15 @@ def test_a_store_that_is_closed_has_written_everything(store, disk, tmp_path):
     again.close()
 
 
+def test_what_the_disk_refuses_at_the_end_is_told(store, disk, caplog):
+    put(store, make_record([1], payload_bytes=9 * KIB))
+    disk.error = OSError(errno.ENOSPC, "No space left on device")
+    disk.go.set()
+    store.close()
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    assert "are lost: disk_full" in caplog.text
+
+
 def test_what_is_purged_before_it_is_written_never_is(store, disk, tmp_path):
     """All but the record that was being written when the purge came, which is marked as any other."""
     records = [make_record([n], payload_bytes=9 * KIB) for n in range(4)]

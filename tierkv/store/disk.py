@@ -15,6 +15,7 @@ have one order, the same on the disk as in memory), the burials', ``_lock`` (the
 
 from __future__ import annotations
 
+import logging
 import secrets
 import threading
 from collections.abc import Callable, Iterator
@@ -48,8 +49,11 @@ from tierkv.store.log.segment import Segment
 from tierkv.store.log.segments import SegmentLog, place_of, place_parts
 from tierkv.store.log.syncer import Syncer
 from tierkv.store.ram_streams import RamReader, RamWriter
+from tierkv.units import format_size
 
 _LEAST_CAP_BYTES = 64 * ALIGN
+
+_logger = logging.getLogger(__name__)
 
 # The vault's age is on the disk at most so much behind.
 _SAVE_META_S = 30.0
@@ -546,8 +550,11 @@ class DiskStore(CatalogStore):
         self._keeper.stop()
         if self._behind is not None:
             self._behind.stop()
-            if not self._folder.read_only:
-                self._write_behind()
+            if not self._folder.read_only and not self._write_behind():
+                lost = format_size(self._behind.size_bytes)
+                _logger.error(
+                    "%s: %s that were acknowledged are lost: %s", self._folder.path, lost, self._trouble.reason
+                )
         if self._syncer is not None:
             self._syncer.stop()
         self._tidy()
