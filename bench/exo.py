@@ -104,10 +104,10 @@ class Exo:
         deadline = time.monotonic() + READY_S
         while ours.keys() & self.instances().keys():
             self._pause(deadline)
-        nodes = max(
-            (len(each.get("nodeToRunner") or each.get("node_to_runner") or (1,)) for each in ours.values()), default=1
-        )
-        self._json("POST", "/place_instance", {"model_id": self.model, "min_nodes": nodes})
+        shards = max((shards_of(each) for each in ours.values()), key=len, default=[])
+        sharding = "Tensor" if any("Tensor" in each for each in shards) else "Pipeline"
+        placing = {"model_id": self.model, "sharding": sharding, "min_nodes": max(1, len(shards))}
+        self._json("POST", "/place_instance", placing)
         self.wait_ready(deadline)
 
     def wait_ready(self, deadline: float) -> None:
@@ -123,6 +123,12 @@ class Exo:
         if time.monotonic() > deadline:
             raise SystemExit("EXO does not get ready")
         time.sleep(1.0)
+
+
+def shards_of(assignments: dict) -> list[str]:
+    """What each rank of an instance has, as EXO's state names it: PipelineShardMetadata or TensorShardMetadata."""
+    held = assignments.get("runnerToShard") or assignments.get("runner_to_shard") or {}
+    return [next(iter(each), "") for each in held.values()]
 
 
 def prompt_of(words: int, salt: str) -> str:
