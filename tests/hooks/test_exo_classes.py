@@ -122,6 +122,30 @@ def test_what_exo_computes_from_a_deepseek_v4_that_it_did_not_cut_is_not_stored(
     assert ours.tiers.counters.offered == offered
 
 
+@pytest.mark.parametrize("reached", [True, False])
+@pytest.mark.parametrize("kind", ["falcon_h1", "baichuan_m1", "deepseek_v4"])
+def test_a_prompt_of_which_exo_reuses_nothing_is_computed_from_nothing_and_stored(engine, kind, reached):
+    """The first tokens of a chat template are those of every prompt; EXO has no snapshot so early."""
+    ours, own = engine(kind)
+    other = [*prompt(6), *prompt(300, 3)]
+    cold, hot = own(other), own(other)
+    if not reached:
+        ours.tiers.client.close()
+    ours.serve(prompt(400))
+    served = ours.serve(other)
+    assert served.cached == 0
+    assert same(served, cold)
+    again = ours.serve(other)
+    assert again.cached == 304
+    assert same(again, hot)
+    if reached:
+        ours.forget()
+        restored = ours.serve(other)
+        assert restored.cached == 304
+        assert same(restored, hot)
+        assert ours.tiers.counters.refusals == {}
+
+
 @pytest.mark.parametrize("bits", [4, None])
 def test_rows_of_another_number_of_bits_are_those_of_another_model(engine, settings, bits):
     ours, _ = engine("qwen3")

@@ -32,6 +32,8 @@ class Lookup:
     def found(self, tiered: Tiered, query: Query, first: Answer, again: Callable[[], Answer]) -> Answer:
         """EXO's own answer ``first``, or what EXO answers ``again`` once the vaults' longer prefix is an entry."""
         have = query.length - len(first[1])
+        if not have:
+            first = self._from_nothing(query, first)
         better, asked = None, self._tiers.client.restores_asked
         tiered.follows_wrong = self._follows_wrong(tiered, first, have)
         wrong = tiered.cache.caches[first[2]] if tiered.follows_wrong else None
@@ -46,6 +48,23 @@ class Lookup:
         tiered.asked = len((better or first)[1])
         self._tell(query, have, query.length - tiered.asked, asked != self._tiers.client.restores_asked)
         return better or first
+
+    def _from_nothing(self, query: Query, first: Answer) -> Answer:
+        """EXO's answer for a prompt of which it reuses nothing, with a cache that has seen nothing.
+
+        EXO gives out the layers of the entry that it found; those of class DeepseekV4Cache it leaves where they were.
+        """
+        if first[2] is None or not stands_elsewhere(first[0], 0):
+            return first
+        try:
+            fresh = self._tiers.module.make_kv_cache(query.model)
+        except Exception as error:
+            self._tiers.failed("empty", error)
+            return first
+        self._tiers.voice.say(
+            "empty", "EXO reuses nothing of a prompt and gave it another one's state: it is computed from the start"
+        )
+        return (fresh, *first[1:])
 
     def _tell(self, query: Query, have: int, position: int, asked: bool) -> None:
         """The agent can explain this request."""
