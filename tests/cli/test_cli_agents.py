@@ -73,6 +73,7 @@ def test_status_of_a_vault_and_two_absent_agents(run, vault, config):
     node = next(node for node in document["nodes"] if node["reachable"])
     assert node["authenticated"] is True
     assert 0 < node["rtt_s"] < 5
+    assert abs(node["clock_skew_s"]) < 2
     assert node["node"]["role"] == "kv-vault"
     assert node["node"]["tiers"][0]["cap_bytes"] == 16 << 20
     assert node["node"]["tiers"][0]["records"] == 3
@@ -127,13 +128,13 @@ def test_status_lines_show_everything_within_80_columns(monkeypatch):
         MemorySnapshot(64 << 30, 40 << 30, 300 << 20, 0.6, 1 << 30, "threshold unreachable: 3.1 GiB are not cache"),
         (tier, TierSnapshot("hot", hits=1)), (link,), (engine,), "promoting 3 prefixes",
     )  # fmt: skip
-    lines = node_lines(Answer(Target("127.0.0.1", 50050, "inference"), NodeReport(node, False, 0.0012)), Style())
+    lines = node_lines(Answer(Target("127.0.0.1", 50050, "inference"), NodeReport(node, False, 0.0012, -37.2)), Style())
     text = " ".join(" ".join(line.split()) for line in lines)
     assert max(map(len, lines)) <= 80
     assert "\x1b" not in text
     for piece in (
         "up inference mini?[31m",
-        "127.0.0.1:50050 1.2 ms tierkv 0.1.0 up 3m 20s read only (not authenticated)",
+        "127.0.0.1:50050 1.2 ms tierkv 0.1.0 up 3m 20s clock 37 s behind read only (not authenticated)",
         "memory 62% of 64.0 GiB in use, OVER threshold 60%; this agent 300 MiB; device 1.0 GiB; threshold unreachable",
         "doing promoting 3 prefixes",
         "mlx-lm 0.32.2: SmolLM2-135M, attached, weights are being hashed; saved 12,000 tokens, 26 s of prefill",

@@ -13,6 +13,7 @@ from tierkv.cli.context import add_connect, loaded, targets, token_of
 from tierkv.cli.output import Style, clean, document, plural, say, width
 from tierkv.cli.parser import Commands
 from tierkv.errors import EXIT_OK, EXIT_REFUSED, EXIT_UNREACHABLE, NotAuthenticated
+from tierkv.telemetry.snapshot import SKEW_S
 from tierkv.units import format_duration, format_rate, format_size
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ def _as_json(answer: Answer[NodeReport]) -> dict[str, Any]:
         "reachable": report is not None,
         "error": {"kind": type(error).__name__, "message": answer.reason} if error else None,
         "rtt_s": report.rtt_s if report else None,
+        "clock_skew_s": report.skew_s if report else None,
         "authenticated": report.authenticated if report else None,
         "node": snapshot_json.node(report.node) if report else None,
     }
@@ -93,6 +95,8 @@ def node_lines(answer: Answer[NodeReport], style: Style) -> list[str]:
     facts = [answer.target.address, format_duration(report.rtt_s), f"tierkv {clean(node.version, 20)}"]
     lines = [style.good("up    ") + style.bold(head)]
     facts.append("up " + format_duration(max(0.0, node.now_unix_s - node.started_unix_s)))
+    if abs(report.skew_s) > SKEW_S:
+        facts.append(f"clock {format_duration(abs(report.skew_s))} {'ahead' if report.skew_s > 0 else 'behind'}")
     if not report.authenticated:
         facts.append("read only (not authenticated)")
     lines += _field("", "  ".join(facts))

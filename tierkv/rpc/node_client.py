@@ -25,11 +25,15 @@ LATE_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class NodeReport:
-    """``authenticated``: this agent takes our token, so purges and changes are possible. ``rtt_s`` is 0 in a watch."""
+    """``authenticated``: this agent takes our token, so purges and changes are possible. ``rtt_s`` is 0 in a watch.
+
+    ``skew_s`` > 0: its clock is ahead of this machine's; 0 in a watch.
+    """
 
     node: NodeSnapshot
     authenticated: bool
     rtt_s: float = 0.0
+    skew_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +58,8 @@ class NodeClient(Caller):
         began = time.perf_counter()
         answer = await self._unary("GetNode", pb.GetNodeRequest(), pb.GetNodeResponse, timeout_s)
         rtt_s = self._link.rtt_s or time.perf_counter() - began
-        return NodeReport(wire.node_from_proto(answer.node), answer.authenticated, rtt_s)
+        node = wire.node_from_proto(answer.node)
+        return NodeReport(node, answer.authenticated, rtt_s, node.now_unix_s - time.time())
 
     async def requests(self, limit: int = 0) -> list[RequestLine]:
         """The last requests of an inference agent's engines, the latest first; ``limit`` 0 means 50.

@@ -11,6 +11,9 @@ from dataclasses import dataclass, field
 
 from tierkv.telemetry.histogram import EMPTY, HistogramSnapshot
 
+SKEW_S = 2.0
+"""Clocks that differ by less are within what NTP and a busy machine explain."""
+
 
 @dataclass(frozen=True, slots=True)
 class Window:

@@ -12,14 +12,11 @@ from typing import Literal, cast
 
 from tierkv import __version__
 from tierkv.telemetry.histogram import HistogramSnapshot
-from tierkv.telemetry.snapshot import Event, MemorySnapshot, NodeSnapshot, TierSnapshot
+from tierkv.telemetry.snapshot import SKEW_S, Event, MemorySnapshot, NodeSnapshot, TierSnapshot
 from tierkv.tui.record import BUCKET_S, BUCKETS, TIERS, History, Observation, TargetRecord, is_over, tier_of
 
 STALE_AFTER_S = 2.5
 """Five missed snapshots at 2 Hz: a frozen peer shows within 3 s."""
-
-SKEW_S = 2.0
-"""Clocks that differ by less are within what NTP and a busy machine explain."""
 
 NodeState = Literal["live", "over", "silent", "lost", "connecting", "down", "absent", "refused", "foreign"]
 TierState = Literal["live", "partial", "stale", "absent"]
