@@ -187,7 +187,11 @@ class Inference(Section):
         1.0, "How long the first frame, or the gap between two, may take.", apply="live", kind="duration"
     )
     restore_timeout_s: Annotated[float, Duration(0.05, 3600)] = key(
-        30.0, "How long one whole restore may take.", apply="live", kind="duration"
+        30.0,
+        "How long one whole restore may take, and never longer than computing; the engine waits meanwhile, and what has "
+        "come by then is used. For tens of gigabytes over a slow link: more.",
+        apply="live",
+        kind="duration",
     )
     socket: Text = key(
         "",
