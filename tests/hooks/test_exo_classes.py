@@ -122,6 +122,28 @@ def test_what_exo_computes_from_a_deepseek_v4_that_it_did_not_cut_is_not_stored(
     assert ours.tiers.counters.offered == offered
 
 
+@pytest.mark.parametrize("kind", ["gemma3_text", "qwen3_next", "falcon_h1", "baichuan_m1", "deepseek_v4"])
+@pytest.mark.parametrize("case", CASES)
+def test_an_entry_that_agrees_longer_and_has_no_snapshot_there_is_not_in_the_way(engine, kind, case):
+    """A restored entry has one snapshot, at its end; the vaults have the earlier ones, too."""
+    ours, own = engine(kind)
+    first, second = prompt(400), CASES[case]
+    # A prompt that ends where EXO has a snapshot of the longer one needs no cut.
+    own(first[:258])
+    right = own(second)
+    assert right.cached == 256
+    ours.serve(first)
+    ours.forget()
+    assert ours.serve(first).cached == 398
+    restored = ours.serve(second)
+    assert restored.cached == 256
+    assert same(restored, right)
+    ours.forget()
+    again = ours.serve(second)
+    assert again.cached == len(second) - 2
+    assert ours.tiers.counters.refusals == {}
+
+
 @pytest.mark.parametrize("reached", [True, False])
 @pytest.mark.parametrize("kind", ["falcon_h1", "baichuan_m1", "deepseek_v4"])
 def test_a_prompt_of_which_exo_reuses_nothing_is_computed_from_nothing_and_stored(engine, kind, reached):

@@ -168,14 +168,18 @@ class Lookup:
     def _tried(self, tiered: Tiered, query: Query, got: tuple[Any, int], again: Callable[[], Answer]) -> Answer | None:
         """What EXO makes of the new entry, if that is right: with it as long as the prompt, or as the state.
 
-        An entry as long as the prompt is an exact hit to EXO; some versions then skip the tokens that it lacks.
+        An entry as long as the prompt is an exact hit to EXO; some versions then skip the tokens that it lacks. Where
+        EXO goes by snapshots it prefers whatever agrees longer, usable or not: only an entry that is longer than its
+        state is found before another one whose snapshots lie behind the place where the prompts part.
         """
         cache, position = got
-        snapshots = (
-            [self._tiers.module.snapshot_ssm_states(cache)] if self._tiers.module.has_non_kv_caches(cache) else []
-        )
-        covers = position >= query.length - TAIL_TOKENS
-        for length in (query.length, position) if covers else (position,):
+        by_snapshots = self._tiers.module.has_non_kv_caches(cache)
+        snapshots = [self._tiers.module.snapshot_ssm_states(cache)] if by_snapshots else []
+        if position >= query.length - TAIL_TOKENS:
+            lengths = query.length, position
+        else:
+            lengths = (position, query.length - TAIL_TOKENS, query.length) if by_snapshots else (position,)
+        for length in lengths:
             kept = [region for region in query.regions if region.start_pos < length]
             entry = Entry(query.prompt[:length], cache, snapshots, kept)
             insert(tiered.cache, self._tiers.shape, 0, entry, self._tiers.counters.prefill_tokens_per_s)
