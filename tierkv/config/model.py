@@ -188,7 +188,7 @@ class Inference(Section):
     )
     restore_timeout_s: Annotated[float, Duration(0.05, 3600)] = key(
         30.0,
-        "How long one whole restore may take, and never longer than computing; the engine waits meanwhile, and what has "
+        "How long one whole restore may take, never longer than computing. The engine waits meanwhile, and what has "
         "come by then is used. For tens of gigabytes over a slow link: more.",
         apply="live",
         kind="duration",
