@@ -66,7 +66,7 @@ def nodes(beside, exo_models, tmp_path_factory):
     reason = missing()
     if reason:
         pytest.skip(reason)
-    cards = {exo_models(name): {"layers": LAYERS[name]} for name in ("llama", "qwen3_next_in_halves")}
+    cards = {exo_models(name): {"layers": LAYERS[name]} for name in ("llama", "step3p5", "qwen3_next_in_halves")}
     # As an operator starts EXO for one run with the hook.
     command = sys.executable, "-m", "tierkv", "exo", "--all-ranks-hooked", "--", sys.executable, "-m", "exo"
     environments = [
@@ -85,7 +85,12 @@ def nodes(beside, exo_models, tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("model", "sharding", "tiers"),
-    [("llama", "Pipeline", ROWS), ("llama", "Tensor", ROWS), ("qwen3_next_in_halves", "Pipeline", HYBRID)],
+    [
+        ("llama", "Pipeline", ROWS),
+        ("llama", "Tensor", ROWS),
+        ("step3p5", "Pipeline", ROWS),
+        ("qwen3_next_in_halves", "Pipeline", HYBRID),
+    ],
 )
 def test_two_nodes_restore_the_same_or_compute_together(nodes, beside, exo_models, model, sharding, tiers):
     text = f"{sharding}. {TEXT}"
