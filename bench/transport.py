@@ -21,6 +21,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -194,8 +195,13 @@ async def measured(call: Callable[[], Awaitable[int]], server: psutil.Process) -
 
 
 def cpu_of(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return times.user + times.system
+    """Seconds of CPU that the process has had: by the scheduler's own count on Linux, else in ticks of 10 ms."""
+    try:
+        tasks = Path(f"/proc/{process.pid}/task").iterdir()
+        return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
+    except (OSError, ValueError, IndexError):
+        times = process.cpu_times()
+        return times.user + times.system
 
 
 @contextlib.contextmanager
