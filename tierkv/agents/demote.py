@@ -113,14 +113,12 @@ class Demoter:
             return "too_short"
         if incoming.chain.clamp(incoming.position) != incoming.position:
             return "inside_media"
-        layout = incoming.layout
-        for tier, kinds in TIER_KINDS.items():
-            if layout.having(*kinds) and not self._routers[tier].exists:
+        tiers = [tier for tier, kinds in TIER_KINDS.items() if incoming.layout.having(*kinds)]
+        for tier in tiers:
+            if not self._routers[tier].exists:
                 return f"no_{tier}_vault"
-        if not self._pending.is_full:
-            return ""
-        tiers = [tier for tier, kinds in TIER_KINDS.items() if layout.having(*kinds)]
-        return "queue_full" if all(self._is_down(tier, incoming) for tier in tiers) else ""
+        down = self._pending.is_full and all(self._is_down(tier, incoming) for tier in tiers)
+        return "queue_full" if down else ""
 
     def _is_down(self, tier: str, incoming: Incoming) -> bool:
         """Whether no vault that the tier's records of this prompt go to takes any."""
