@@ -68,7 +68,7 @@ def code_of(x, scale, peak, dtype):
     huge = 2.0**15 if dtype == "float16" else 2.0**127
     if (dtype != "float16" and peak < 2.0**-119) or peak >= huge:
         return max(-127, min(127, round(float(x) / float(scale))))
-    return round(float(f32(x) * (f32(1) / scale)))
+    return round(float(x) * float(f32(1) / scale))  # the product of two float32 is exact in float64
 
 
 def groups_of(n, row, group):

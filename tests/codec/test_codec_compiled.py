@@ -49,28 +49,58 @@ def test_kernels_work_where_nothing_can_be_cached():
     assert run("import numba.core.caching as caching; caching.CacheImpl._locator_classes = []\n" + TRIP) == "True"
 
 
+def every_float16(width):
+    """[rows, width] finite patterns: neighbours in size together, and then far apart."""
+    finite = np.arange(0x7C00, dtype=np.uint16)
+    rows = np.concatenate((finite, finite | 0x8000)).reshape(-1, width)
+    return np.concatenate((rows, rows.T.reshape(-1, width)))
+
+
+def float32_near_ties(width):
+    """[rows, width] patterns; in each row a peak of 127, so that the scale is 1, and values half way between codes or
+    next to that."""
+    rng = np.random.default_rng(5)
+    values = (rng.integers(-126, 126, (64, width)) + 0.5).astype(np.float32)
+    bits = values.view(np.uint32) + rng.integers(-1, 2, values.shape).astype(np.uint32)
+    bits[:, 0] = np.float32(127).view(np.uint32)
+    bits[32:] += np.uint32(3 << 23)
+    return bits
+
+
 @pytest.mark.slow
-def test_float16_without_the_processors_conversions_gives_the_same_bits(tmp_path):
+@pytest.mark.parametrize("without", ["lanes.HARDWARE_HALF = False", "lanes.HARDWARE_FMA = False", "generic"])
+def test_a_processor_that_lacks_an_instruction_gives_the_same_bits(tmp_path, without):
     code = """
 import numpy as np, sys
 from tierkv.codec import lanes
-lanes.HARDWARE_HALF = False
+WITHOUT
 from tierkv.codec.registry import codec_named, decode_segment, encode_segment
-rows = np.load(sys.argv[1])
-header, (_, payload) = encode_segment(
-    codec_named("int8"), rows, "float16", layer=0, index=0, position=256, token_axis=None)
-out = np.zeros_like(rows)
-decode_segment(header, payload, out)
-np.savez(sys.argv[2], payload=np.frombuffer(payload, np.uint8), out=out)
+made = {}
+for name, rows in np.load(sys.argv[1]).items():
+    for codec in ("int8", "int8-g256"):
+        dtype = name.split("_")[0]
+        header, (_, payload) = encode_segment(
+            codec_named(codec), rows, dtype, layer=0, index=0, position=256, token_axis=None)
+        out = np.zeros_like(rows)
+        decode_segment(header, payload, out)
+        made |= {f"{name} {codec} payload": np.frombuffer(payload, np.uint8), f"{name} {codec} out": out}
+np.savez(sys.argv[2], **made)
 """
-    finite = np.arange(0x7C00, dtype=np.uint16)
-    rows = np.concatenate((finite, finite | 0x8000)).reshape(-1, 32)
-    rows = np.concatenate((rows, rows.T.reshape(-1, 32)))
-    np.save(tmp_path / "rows.npy", rows)
-    run(code, tmp_path / "rows.npy", tmp_path / "made.npz", NUMBA_CACHE_DIR=str(tmp_path))
-    made, trip = np.load(tmp_path / "made.npz"), Trip("int8", rows, "float16")
-    assert made["payload"].tobytes() == bytes(trip.payload)
-    assert (made["out"] == trip.out).all()
+    arrays = {
+        f"{dtype}_{width}": make(width)
+        for dtype, make in (("float16", every_float16), ("float32", float32_near_ties))
+        for width in (32, 64)
+    }
+    np.savez(tmp_path / "rows.npz", **arrays)
+    generic = {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""} if without == "generic" else {}
+    code = code.replace("WITHOUT", "" if generic else without)
+    run(code, tmp_path / "rows.npz", tmp_path / "made.npz", NUMBA_CACHE_DIR=str(tmp_path), **generic)
+    made = np.load(tmp_path / "made.npz")
+    for name, rows in arrays.items():
+        for codec in ("int8", "int8-g256"):
+            trip = Trip(codec, rows, name.split("_")[0])
+            assert made[f"{name} {codec} payload"].tobytes() == bytes(trip.payload)
+            assert (made[f"{name} {codec} out"] == trip.out).all()
 
 
 def test_a_missing_numba_names_the_extra_to_install():

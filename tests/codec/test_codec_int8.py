@@ -45,7 +45,9 @@ def any_finite_bits(rng, shape, dtype):
 
 @pytest.mark.parametrize("codec", LAYOUTS)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(2, 5, 64), (3, 80), (17, 65), (1, 1, 2, 128), (300,), (1, 7), (33, 130)])
+@pytest.mark.parametrize(
+    "shape", [(2, 5, 64), (3, 80), (17, 65), (1, 1, 2, 128), (300,), (1, 7), (33, 130), (37, 64), (19, 256)]
+)
 def test_kernels_agree_with_arithmetic_done_one_value_at_a_time(codec, dtype, shape):
     bits = to_bits(np.random.default_rng(len(shape)).standard_normal(shape), dtype)
     assert_is_the_reference(codec, bits, dtype)
