@@ -57,8 +57,9 @@ def open_all(store: DiskStore, keys: list[BlockKey]) -> None:
 
 def serve_all(store: DiskStore, keys: list[BlockKey]) -> None:
     outgo = Outgo(store, keys, MESSAGE_BYTES, lambda: None, lambda _: None)
-    while outgo.next_message() is not None:
-        pass
+    while messages := outgo.next_messages():
+        for message in messages:
+            message.encoded()
     outgo.close()
 
 

@@ -174,11 +174,14 @@ class MessageWriter:
 
     def flush(self) -> bytes | None:
         """The open message, closed; None if it is empty."""
-        if not self._parts:
-            return None
-        message = encode_message(self._parts, self._size)
+        parts, size = self.take()
+        return encode_message(parts, size) if parts else None
+
+    def take(self) -> tuple[list[Buffer], int]:
+        """The parts of the open message and their bytes, as ``encode_message`` wants them; the next message begins."""
+        parts, size = self._parts, self._size
         self._parts, self._settled, self._size = [], 0, 0
-        return message
+        return parts, size
 
     def settle(self) -> bytes | None:
         """Nothing refers to the caller's buffers any more: a large open message is closed, a small one is copied."""

@@ -17,12 +17,13 @@ from tierkv.rpc import wire
 from tierkv.rpc.admin_client import AdminCalls
 from tierkv.rpc.auth import Token
 from tierkv.rpc.bulk import DEFAULT_MESSAGE_BYTES, MessageWriter
-from tierkv.rpc.caller import next_message, parsed, within
-from tierkv.rpc.channels import CONNECT_TIMEOUT_S, is_broken_write
+from tierkv.rpc.caller import parsed, within
+from tierkv.rpc.channels import CONNECT_TIMEOUT_S, EOF, is_broken_write
 from tierkv.rpc.inflow import Inflow
 from tierkv.rpc.node_client import EventBatch, NodeClient, NodeReport
 from tierkv.rpc.operations_client import OperationCalls
 from tierkv.rpc.probing import ALL_FIDELITIES, ProbeAnswer, ProbeQuery, judge, repeated_query, whole_query
+from tierkv.rpc.steps import Steps
 from tierkv.rpc.tracing import Traced, request_to_proto, traced_from_proto
 from tierkv.rpc.vault_port import Missing, Piece, ProbeResult, StoreOutcome
 from tierkv.telemetry.snapshot import LinkSnapshot
@@ -222,15 +223,15 @@ class VaultClient(AdminCalls, OperationCalls):
         inflow = Inflow(self.peer, len(keys), base, self._max_record_bytes)
         request = pb.BatchPromoteRequest(keys=keys, message_bytes=self._fitting_message_bytes(), peek=peek)
         waited_s, waits_since = 0.0, 0.0
-        with self._only_peer_errors():
+        with self._only_peer_errors(), Steps(self.peer) as steps:
             async with self._link.attempt(self._left_s(until)) as attempt:
                 call = self._server_stream("BatchPromote", request)
                 try:
                     while not inflow.ended:
-                        waits_since = time.perf_counter()
-                        message = await next_message(call, self.peer, self._gap_s(until), "no data")
+                        gap_s, waits_since = self._gap_s(until), time.perf_counter()
+                        message = await steps.wait(call.read(), gap_s, "no data")
                         waited_s, waits_since = waited_s + time.perf_counter() - waits_since, 0.0
-                        if message is None:
+                        if message is EOF:
                             raise WrongService(self.peer, "ended a stream before its end")
                         self._link.alive(attempt)
                         for item in inflow.take(message):

@@ -1,6 +1,7 @@
 """Records on their way out of a store: checked before their first byte leaves, then read as the reader takes them.
 
-Runs in executor threads, one at a time; an ``Outgo`` belongs to one call and holds a few open records and one message.
+Runs in executor threads, one at a time; an ``Outgo`` belongs to one call and holds a few open records and messages.
+Only the bytes of a message are joined by whoever sends it: what another core has just copied costs more to send.
 """
 
 from __future__ import annotations
@@ -11,13 +12,15 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 
 from tierkv.errors import CorruptionError
 from tierkv.identity.blocks import BlockKey
-from tierkv.rpc.bulk import MessageWriter
+from tierkv.rpc.bulk import Buffer, MessageWriter, encode_message
 from tierkv.store.base import RecordReader, Store
 from tierkv.store.verify import RecordVerifier
 
 _log = logging.getLogger(__name__)
 
 _VERIFY_BYTES = 1 << 20
+AHEAD_BYTES = 4 << 20
+"""How much is read at once, but for the first message: a thread's turn costs as much as sending 100 KiB."""
 # Records that one message may look into at once: so many stay open until it is closed.
 _MAX_HELD = 16
 DAMAGED = "damaged"
@@ -70,6 +73,28 @@ def _verify(reader: RecordReader, key: BlockKey) -> None:
         raise CorruptionError("another record lies under this key")
 
 
+class Outgoing:
+    """One message, which looks into its records until it is ``encoded``; ``data_bytes`` of it are theirs."""
+
+    def __init__(self, parts: list[Buffer], size_bytes: int, data_bytes: int, readers: list[RecordReader]) -> None:
+        self._parts, self._readers = parts, readers
+        self.size_bytes, self.data_bytes = size_bytes, data_bytes
+        self.is_encoded = False
+
+    def encoded(self) -> bytes:
+        """Its bytes; once, in any thread. The ``Outgo`` that it is from must not have been closed."""
+        message = encode_message(self._parts, self.size_bytes)
+        self._parts = []
+        self.is_encoded = True
+        return message
+
+    def close(self) -> None:
+        """The records that end in it may be evicted again."""
+        self._parts = []
+        while self._readers:
+            self._readers.pop().close()
+
+
 class Outgo:
     """The messages of one BatchPromote call; with ``peek`` it counts as no use of its records."""
 
@@ -89,25 +114,44 @@ class Outgo:
         self._writer = MessageWriter(message_bytes)
         self._reader: RecordReader | None = None
         self._held: list[RecordReader] = []
+        self._looking: list[Outgoing] = []
         self._messages = self._run()
+        self._data_bytes = 0
+        self._begun = False
         self._lock = threading.Lock()
-        self.sent_bytes = 0
 
-    def next_message(self) -> bytes | None:
-        """The next message; None when all is said."""
+    def next_messages(self) -> list[Outgoing]:
+        """The next ones, of AHEAD_BYTES or one; none when all is said. Records of those encoded by now are let go."""
         with self._lock:
-            return next(self._messages, None)
+            self._let_go(lambda message: message.is_encoded)
+            found: list[Outgoing] = []
+            enough = AHEAD_BYTES if self._begun else 1
+            while sum(message.size_bytes for message in found) < enough:
+                message = next(self._messages, None)
+                if message is None:
+                    break
+                found.append(message)
+                self._looking.append(message)
+            self._begun = True
+            return found
 
     def close(self) -> None:
-        """The open record may be evicted again."""
+        """All records may be evicted again; messages that are not encoded are lost."""
         with self._lock:
             self._messages.close()
+            self._let_go(lambda _: True)
             if self._reader is not None:
                 self._held.append(self._reader)
                 self._reader = None
-            self._close_held()
+            while self._held:
+                self._held.pop().close()
 
-    def _run(self) -> Generator[bytes, None, None]:
+    def _let_go(self, chosen: Callable[[Outgoing], bool]) -> None:
+        for message in [message for message in self._looking if chosen(message)]:
+            self._looking.remove(message)
+            message.close()
+
+    def _run(self) -> Generator[Outgoing, None, None]:
         for index, key in enumerate(self._keys):
             opened = open_verified(self._store, key, self._on_damage, count_hit=not self._peek)
             if isinstance(opened, str):
@@ -127,16 +171,15 @@ class Outgo:
         if message := self._flush():
             yield message
 
-    def _flush(self) -> bytes | None:
-        message = self._writer.flush()
-        self._close_held()
+    def _flush(self) -> Outgoing | None:
+        parts, size = self._writer.take()
+        if not parts:
+            return None
+        message = Outgoing(parts, size, self._data_bytes, self._held)
+        self._held, self._data_bytes = [], 0
         return message
 
-    def _close_held(self) -> None:
-        while self._held:
-            self._held.pop().close()
-
-    def _record(self, index: int, reader: RecordReader) -> Iterator[bytes]:
+    def _record(self, index: int, reader: RecordReader) -> Iterator[Outgoing]:
         offset, total = 0, reader.size_bytes
         while offset < total:
             if not self._writer.room and (message := self._flush()):
@@ -147,4 +190,4 @@ class Outgo:
                 offset += len(view)
             if offset == before:
                 raise OSError(f"record {reader.entry.header.key.hex()[:12]} ends at {offset} of {total} bytes")
-            self.sent_bytes += offset - before
+            self._data_bytes += offset - before

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import grpc
 
-from tierkv.errors import DeadlineExceeded, Refused, StaleToken
+from tierkv.errors import Refused, StaleToken
 from tierkv.identity.blocks import KEY_BYTES, BlockKey
 from tierkv.rpc import convert, telemetry_wire, wire
 from tierkv.rpc.auth import Token
@@ -21,7 +21,8 @@ from tierkv.rpc.intake import Intake
 from tierkv.rpc.operations import Operations
 from tierkv.rpc.outgo import Outgo
 from tierkv.rpc.probing import look_up
-from tierkv.rpc.serving import Context, client_stream, server_stream, unary, write_in_time
+from tierkv.rpc.serving import Context, client_stream, server_stream, unary
+from tierkv.rpc.steps import Steps
 from tierkv.rpc.tracing import request_from_proto, trace, traced_to_proto
 from tierkv.store.base import Selector, Store
 from tierkv.telemetry.node import NodeTelemetry
@@ -119,9 +120,9 @@ class VaultServicer:
 
     async def _take(self, context: Context) -> pb.StoreResponse:
         intake = Intake(self._store, self._tier, self._max_record_bytes)
-        with self._bulk_stream():
+        with self._bulk_stream(), Steps(context.peer()) as steps:
             try:
-                while (message := await self._read(context)) is not None:
+                while (message := await steps.wait(context.read(), STALL_S, "sent nothing")) is not EOF:
                     await self._run(intake.feed, message)
                 outcomes = intake.finish()
             finally:
@@ -130,35 +131,29 @@ class VaultServicer:
             results=[pb.StoreResult(key=o.key, outcome=o.outcome, accepted=o.accepted) for o in outcomes]
         )
 
-    async def _read(self, context: Context) -> bytes | None:
-        try:
-            async with asyncio.timeout(STALL_S):
-                message = await context.read()
-        except TimeoutError:
-            raise DeadlineExceeded(context.peer(), f"sent nothing for {STALL_S:g} s") from None
-        return None if message is EOF else message
-
     async def _promote(self, request: pb.BatchPromoteRequest, context: Context) -> None:
         keys = wire.checked_keys(request.keys)
         outgo = Outgo(
             self._store, keys, bounded_message_bytes(request.message_bytes), self._damaged, self._count_missing,
             peek=request.peek,
         )  # fmt: skip
-        began = time.perf_counter()
-        with self._bulk_stream():
+        began, sent_bytes = time.perf_counter(), 0
+        with self._bulk_stream(), Steps(context.peer()) as steps:
             try:
-                following = self._start(outgo.next_message)
+                following = self._start(outgo.next_messages)
                 try:
-                    while (message := await asyncio.shield(following)) is not None:
-                        # The next message is read while this one leaves: two are held, whatever the reader does.
-                        following = self._start(outgo.next_message)
-                        await write_in_time(context, message, STALL_S)
+                    while messages := await asyncio.shield(following):
+                        # The next are read while these leave: no more are held, whatever the reader does.
+                        following = self._start(outgo.next_messages)
+                        for message in messages:
+                            sent_bytes += message.data_bytes
+                            await steps.wait(context.write(message.encoded()), STALL_S, "took nothing")
                 except BaseException:
                     await asyncio.gather(following, return_exceptions=True)
                     raise
             finally:
                 # Counted first: a reader that leaves with its last byte cancels what is awaited here.
-                self._tier.bytes_out(outgo.sent_bytes)
+                self._tier.bytes_out(sent_bytes)
                 await self._run(outgo.close)
         if not request.peek:
             self._tier.promote_s.add(time.perf_counter() - began)
