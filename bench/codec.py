@@ -154,9 +154,11 @@ def repeated(run: Run, times: int) -> Run:
 
 def numpy_encode(x: np.ndarray, group: int) -> tuple[np.ndarray, np.ndarray]:
     values = (x.astype(np.uint32) << 16).view(np.float32).reshape(-1, group)
-    scales = np.abs(values).max(axis=1, keepdims=True) / np.float32(127)
+    above, below = values.max(axis=1, keepdims=True), -values.min(axis=1, keepdims=True)
+    scales = np.maximum(np.maximum(above, below) / np.float32(128), np.minimum(above, below) / np.float32(127))
     bits = scales.view(np.uint32)
     scales = ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
+    scales = np.where(above >= below, -scales, scales)
     return scales, np.rint(values * (np.float32(1) / scales)).astype(np.int8)
 
 

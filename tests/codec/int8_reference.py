@@ -9,6 +9,7 @@ from fractions import Fraction
 import numpy as np
 
 f32 = np.float32
+SCALE_SIGN = {"bfloat16": 0x8000, "float32": 0x80000000}
 
 
 def value_of(bits, dtype):
@@ -45,21 +46,23 @@ def bits_of(value, dtype):
     return int(f32(value).view(np.uint32))
 
 
-def scale_of(peak, dtype, scale_type):
-    """Bits of the scale for a group whose largest magnitude is ``peak``."""
+def scale_of(positive, negative, dtype, scale_type):
+    """Bits of the scale for a group with these largest magnitudes among its positive and its negative values."""
+    peak, other = max(positive, negative), min(positive, negative)
     if peak == 0:
         return 0
+    exact = Fraction(float(peak)) / 127
     huge = 2.0**15 if dtype == "float16" else 2.0**127
     if dtype != "float16" and peak < 2.0**-119:
         step = Fraction(1, 2**133 if scale_type == "bfloat16" else 2**149)
-        return bits_of(f32(float(math.ceil(Fraction(float(peak)) / 127 / step) * step)), scale_type)
+        return bits_of(f32(float(math.ceil(exact / step) * step)), scale_type)
     if peak >= huge:
-        exact = Fraction(float(peak)) / 127
         bits = bits_of(f32(float(exact)), scale_type)
         while Fraction(float(value_of(bits, scale_type))) > exact:
             bits -= 1
         return bits
-    return bits_of(f32(peak) / f32(127), scale_type)
+    sign = 0 if negative > positive else SCALE_SIGN[scale_type]
+    return sign | bits_of(max(f32(peak) / f32(128), f32(other) / f32(127)), scale_type)
 
 
 def code_of(x, scale, peak, dtype):
@@ -83,8 +86,10 @@ def quantised(bits, dtype, row, group, scale_type):
     values = [value_of(each, dtype) for each in bits]
     scales, codes = [], []
     for start, stop in groups_of(len(values), row, group):
-        peak = max(abs(x) for x in values[start:stop])
-        scales.append(scale_of(peak, dtype, scale_type))
+        positive = max(max(x, f32(0)) for x in values[start:stop])
+        negative = max(max(-x, f32(0)) for x in values[start:stop])
+        peak = max(positive, negative)
+        scales.append(scale_of(positive, negative, dtype, scale_type))
         scale = value_of(scales[-1], scale_type)
         codes += [code_of(x, scale, peak, dtype) for x in values[start:stop]]
     return scales, codes
@@ -94,5 +99,5 @@ def dequantised(scales, codes, dtype, row, group, scale_type):
     """Bit patterns of the values that come back."""
     out = []
     for scale, (start, stop) in zip(scales, groups_of(len(codes), row, group), strict=True):
-        out += [bits_of(f32(code) * value_of(scale, scale_type), dtype) for code in codes[start:stop]]
+        out += [bits_of(f32(code) * value_of(scale, scale_type) + f32(0), dtype) for code in codes[start:stop]]
     return out

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -5,7 +7,8 @@ from hypothesis import strategies as st
 from int8_reference import dequantised, groups_of, quantised
 from segment_trips import ITEM, Trip, to_bits, to_floats
 
-from tierkv.codec.frame import CodecId, Fidelity
+from tierkv.codec.frame import CodecId, Fidelity, payload_hash
+from tierkv.codec.registry import decode_segment
 
 DTYPES = ("bfloat16", "float16", "float32")
 LAYOUTS = {"int8": (64, "bfloat16"), "int8-g256": (256, "float32")}
@@ -69,6 +72,46 @@ def test_kernels_agree_on_every_kind_of_finite_number(codec, dtype):
     assert_is_the_reference(codec, rows, dtype)
 
 
+def by_hand(values, scale, codes):
+    """One group of 64 of these values and zeros: what becomes of it, for positions whose tokens are not exact."""
+    bits = to_bits(np.array(values + [0.0] * (64 - len(values)), np.float32), "bfloat16").reshape(1, 64)
+    trip = Trip("int8", bits, "bfloat16")
+    assert taken_apart(trip, "int8", 64, 64) == (
+        [int(np.float32(scale).view(np.uint32)) >> 16],
+        codes + [0] * (64 - len(codes)),
+    )
+    return to_floats(trip.out, "bfloat16").reshape(-1)[: len(values)].tolist()
+
+
+def test_the_peak_is_code_minus_128_whatever_its_sign_and_the_rest_follows():
+    # 64 / 128 = 0.5, negative because the peak is positive; 0.25 / -0.5 = -0.5 is a tie and goes to the even 0.
+    assert by_hand([64.0, 63.5, -63.5, 0.75, 0.25], -0.5, [-128, -127, 127, -2, 0]) == [64.0, 63.5, -63.5, 1.0, 0.0]
+    assert by_hand([-64.0, -63.5, 63.5, 1.0], 0.5, [-128, -127, 127, 2]) == [-64.0, -63.5, 63.5, 1.0]
+
+
+def test_where_the_other_sign_would_not_fit_it_decides():
+    # 64 / 127 = 0.503937 is more than 64 / 128; in bfloat16 it is 0.50390625, and 64 is 127.008 of that.
+    assert by_hand([64.0, -64.0], -0.50390625, [-127, 127]) == [64.0, -64.0]
+    # 126 / 127 = 0.992126 is less than 127 / 128 = 0.9921875; 126.5 / 127 = 0.996063 (0.99609375) is more.
+    assert by_hand([-127.0, 126.0], 0.9921875, [-128, 127]) == [-127.0, 126.0]
+    assert by_hand([-127.0, 126.5], 0.99609375, [-127, 127]) == [-126.5, 126.5]
+
+
+def test_scales_of_either_sign_are_read_and_zero_is_never_negative():
+    codes = np.zeros((2, 64), np.int8)
+    codes[:, :3] = 127, -128, 1
+    scales = to_bits(np.array([1.5, -1.5], np.float32), "bfloat16")
+    payload = np.concatenate((scales.view(np.uint8), codes.reshape(-1).view(np.uint8)))
+    out = np.empty((2, 64), np.uint16)
+    segment = Trip("int8", np.ones((2, 64), np.uint16), "bfloat16").header
+    decode_segment(replace(segment, payload_length=payload.size, payload_hash=payload_hash(payload)), payload, out)
+    # 127 * 1.5 = 190.5 lies between the bfloat16 190 and 191 and goes to the even one, 190.
+    expected = np.zeros((2, 64), np.float32)
+    expected[:, :3] = [[190.0, -192.0, 1.5], [-190.0, 192.0, -1.5]]
+    assert to_floats(out, "bfloat16").tolist() == expected.tolist()
+    assert not np.signbit(to_floats(out, "bfloat16")[:, 3:]).any()
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_any_bits_in_any_rows_agree(data):
@@ -103,9 +146,7 @@ def test_no_peak_of_any_size_overflows_its_code_or_leaves_the_finite_numbers(dty
     for codec in LAYOUTS:
         trip = Trip(codec, bits, dtype)
         assert np.isfinite(to_floats(trip.out, dtype)).all()
-        _, codes = taken_apart(trip, codec, bits.size, row_of(codec, bits.shape))
-        assert min(codes) >= -127
-        signs = np.sign(np.array(codes, np.int64).reshape(bits.shape))
+        signs = np.sign(to_floats(trip.out, dtype).reshape(bits.shape))
         assert (signs[:, 0::2] >= 0).all()
         assert (signs[:, 1::2] <= 0).all()
 

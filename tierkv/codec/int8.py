@@ -1,4 +1,4 @@
-"""Eight bits a value: codes in -127..127 and one scale for each group."""
+"""Eight bits a value: codes and one scale for each group."""
 
 from __future__ import annotations
 
@@ -29,10 +29,11 @@ class Int8:
     ``crosses_rows`` they run on through the whole array. With ``entropy_coded``, codes that take fewer bytes than
     there are values are one zstd frame.
 
-    A scale is max(abs(x)) / 127, rounded to nearest: even in bfloat16 at most 127.25 of it reach the peak, so no code
-    overflows. Groups whose peak is under 2**-119 take the next scale up, and those from 2**127 (float16: 2**15) on the
-    next one down with codes clamped, so that tiny values survive and large ones never become infinite. Zeros come back
-    as +0.
+    A scale makes the largest magnitude code -128, so it is negative where that value is positive; where the largest of
+    the other sign would be more than 127, it is 127 of that. Rounded to nearest even in bfloat16 at most 127.25 of it
+    reach that one, so no code overflows, and the peak of bfloat16 values comes back exactly. Groups whose peak is under
+    2**-119 take a 127th of it rounded up, and those from 2**127 (float16: 2**15) on rounded down with codes clamped, so
+    that tiny values survive and large ones never become infinite. Zeros come back as +0.
 
     Declines a segment with NaN or an infinity, and one that would not shrink: all its tokens exact, or rows so short
     that scales take what codes save.

@@ -77,8 +77,24 @@ def _splat(builder: Any, value: Any, lanes: int) -> Any:
     return builder.shuffle_vector(first, first, ir.Constant(ir.VectorType(_I32, lanes), [0] * lanes))
 
 
-def _magnitude(builder: Any, bits: Any, width: int) -> Any:
-    return builder.and_(bits, _fixed((1 << (width - 1)) - 1, ir.IntType(width), bits))
+def _is_negative(builder: Any, bits: Any) -> Any:
+    return builder.icmp_signed("<", bits, _zero(bits))
+
+
+def _zero(bits: Any) -> Any:
+    return ir.Constant(bits.type, None)
+
+
+def _positive(builder: Any, bits: Any) -> Any:
+    """The magnitude of what is not negative; 0 for what is."""
+    return builder.select(_is_negative(builder, bits), _zero(bits), bits)
+
+
+def _negative(builder: Any, bits: Any) -> Any:
+    """The magnitude of what is negative; 0 for what is not."""
+    item = bits.type.element if isinstance(bits.type, ir.VectorType) else bits.type
+    magnitude = builder.and_(bits, _fixed((1 << (item.width - 1)) - 1, item, bits))
+    return builder.select(_is_negative(builder, bits), magnitude, _zero(bits))
 
 
 def _widen(builder: Any, kind: Any, bits: Any) -> Any:
@@ -127,16 +143,48 @@ def _narrow_half(builder: Any, value: Any, word: Any) -> Any:
     return builder.trunc(builder.or_(rounded, sign), _wide(_I16, word))
 
 
+def _fused(builder: Any, a: Any, b: Any, c: Any) -> Any:
+    """a * b + c of float32, rounded once; without the instruction only for products that float32 holds exactly, or
+    where rounding twice is the same."""
+    if not HARDWARE_FMA:
+        return builder.fadd(builder.fmul(a, b), c)
+    kind = a.type
+    name = f"llvm.fma.v{kind.count}f32" if isinstance(kind, ir.VectorType) else "llvm.fma.f32"
+    fma = cgutils.get_or_insert_function(builder.module, ir.FunctionType(kind, [kind] * 3), name)
+    return builder.call(fma, [a, b, c])
+
+
 def _code_word(builder: Any, value: Any, inverse: Any) -> Any:
     """The low byte is the exact value * inverse rounded to nearest, ties to even; for magnitudes below 2**22."""
     if not HARDWARE_FMA:
         value, inverse = (builder.fpext(each, _wide(_DOUBLE, each)) for each in (value, inverse))
         rounded = builder.fadd(builder.fmul(value, inverse), _fixed(_ROUND_DOUBLE, _DOUBLE, value))
         return builder.trunc(builder.bitcast(rounded, _wide(_I64, rounded)), _wide(_I32, rounded))
-    kind = value.type
-    name = f"llvm.fma.v{kind.count}f32" if isinstance(kind, ir.VectorType) else "llvm.fma.f32"
-    fma = cgutils.get_or_insert_function(builder.module, ir.FunctionType(kind, [kind] * 3), name)
-    return builder.bitcast(builder.call(fma, [value, inverse, _fixed(_ROUND, _FLOAT, value)]), _wide(_I32, value))
+    return builder.bitcast(_fused(builder, value, inverse, _fixed(_ROUND, _FLOAT, value)), _wide(_I32, value))
+
+
+def _scale_bits(builder: Any, kinds: Any, positive: Any, negative: Any) -> Any:
+    """Bits of the scale for groups with these largest magnitudes; ``kinds`` are the types of values and of scales.
+
+    The larger of the two is code -128, so that the scale has the sign that makes it so. The other is at most 127.25:
+    even a bfloat16 scale is less than 1/508 too small.
+    """
+    x_kind, scale_kind = kinds
+    top, other = _largest(builder, positive, negative), _smallest(builder, positive, negative)
+    value = builder.fmul(_widen(builder, x_kind, top), _fixed(1 / 128, _FLOAT, top))
+    least = builder.fdiv(_widen(builder, x_kind, other), _fixed(127.0, _FLOAT, top))
+    bits = _narrow(builder, scale_kind, builder.select(builder.fcmp_ordered(">", least, value), least, value))
+    item = bits.type.element if isinstance(bits.type, ir.VectorType) else bits.type
+    zero = _zero(positive)
+    turned = builder.and_(builder.icmp_unsigned(">=", positive, negative), builder.icmp_unsigned(">", positive, zero))
+    return builder.or_(bits, builder.select(turned, _fixed(1 << (item.width - 1), item, bits), _zero(bits)))
+
+
+def _inverse(builder: Any, scale: Any) -> Any:
+    """1 / scale, and 0 for 0."""
+    zero = _fixed(0.0, _FLOAT, scale)
+    quotient = builder.fdiv(_fixed(1.0, _FLOAT, scale), scale)
+    return builder.select(builder.fcmp_ordered("!=", scale, zero), quotient, zero)
 
 
 # --- vectors --------------------------------------------------------------------------------------
@@ -151,16 +199,29 @@ def _largest(builder: Any, a: Any, b: Any) -> Any:
     return builder.select(builder.icmp_unsigned(">", a, b), a, b)
 
 
-def _halved(builder: Any, bits: Any, lanes: int) -> Any:
-    """[lanes] unsigned: the largest of the lanes that are a multiple of ``lanes`` apart."""
+def _smallest(builder: Any, a: Any, b: Any) -> Any:
+    return builder.select(builder.icmp_unsigned("<", a, b), a, b)
+
+
+def _largest_signed(builder: Any, a: Any, b: Any) -> Any:
+    return builder.select(builder.icmp_signed(">", a, b), a, b)
+
+
+_SIDES = ((_largest_signed, _positive), (_largest, _negative))
+"""For positive and for negative floats: which of two bit patterns is the larger one, as long as there are some, and
+what the magnitude of the largest is then, or 0."""
+
+
+def _halved(builder: Any, largest: Any, bits: Any, lanes: int) -> Any:
+    """[lanes]: the largest of the lanes that are a multiple of ``lanes`` apart."""
     while bits.type.count > lanes:
         half = bits.type.count // 2
         parts = (_shuffled(builder, bits, bits, range(at, at + half)) for at in (0, half))
-        bits = _largest(builder, *parts)
+        bits = largest(builder, *parts)
     return bits
 
 
-def _paired(builder: Any, a: Any, b: Any, unit: int) -> Any:
+def _paired(builder: Any, largest: Any, a: Any, b: Any, unit: int) -> Any:
     """Joins two vectors that each repeat ``unit`` lanes of partial results: unit by unit in turn, each the larger of
     two units of the same vector. They come from the same 128 bits while these hold two, where processors shuffle
     fastest."""
@@ -169,7 +230,7 @@ def _paired(builder: Any, a: Any, b: Any, unit: int) -> Any:
     starts = [at + i for at in range(0, lanes, span) for i in range(0, span // 2, unit)]
     low = [at + i for start in starts for at in (start, lanes + start) for i in range(unit)]
     high = [index + span // 2 for index in low]
-    return _largest(builder, _shuffled(builder, a, b, low), _shuffled(builder, a, b, high))
+    return largest(builder, _shuffled(builder, a, b, low), _shuffled(builder, a, b, high))
 
 
 def _low_bytes(builder: Any, words: Sequence[Any]) -> Any:
@@ -257,29 +318,36 @@ def _unsigned(array: Any) -> Any:
     return types.uint32 if array.dtype == types.uint32 else types.uint16
 
 
-@intrinsic
-def get_magnitude(typingctx, array, index):
-    """Bits without the sign, unsigned: their order is the order of magnitudes, with infinity and NaN last."""
+def _of_one(side: int) -> Any:
+    def typed(typingctx, array, index):
+        def codegen(context, builder, signature, args):
+            return _SIDES[side][1](builder, _load(context, builder, signature.args[0], args[0], args[1], 0))
 
-    def codegen(context, builder, signature, args):
-        bits = _load(context, builder, signature.args[0], args[0], args[1], 0)
-        return _magnitude(builder, bits, bits.type.width)
+        return _unsigned(array)(array, types.intp), codegen
 
-    return _unsigned(array)(array, types.intp), codegen
+    return typed
 
 
-@intrinsic
-def peak_chunk(typingctx, array, index):
-    """The largest magnitude among CHUNK values from ``index`` on."""
+def _of_chunk(side: int) -> Any:
+    def typed(typingctx, array, index):
+        def codegen(context, builder, signature, args):
+            bits = _load(context, builder, signature.args[0], args[0], args[1], CHUNK)
+            item, (_, magnitude) = bits.type.element, _SIDES[side]
+            name = f"llvm.vector.reduce.{('smax', 'umax')[side]}.v{CHUNK}i{item.width}"
+            reduce = cgutils.get_or_insert_function(builder.module, ir.FunctionType(item, [bits.type]), name)
+            return magnitude(builder, builder.call(reduce, [bits]))
 
-    def codegen(context, builder, signature, args):
-        bits = _load(context, builder, signature.args[0], args[0], args[1], CHUNK)
-        item = bits.type.element
-        name = f"llvm.vector.reduce.umax.v{CHUNK}i{item.width}"
-        reduce = cgutils.get_or_insert_function(builder.module, ir.FunctionType(item, [bits.type]), name)
-        return builder.call(reduce, [_magnitude(builder, bits, item.width)])
+        return _unsigned(array)(array, types.intp), codegen
 
-    return _unsigned(array)(array, types.intp), codegen
+    return typed
+
+
+positive_one, negative_one = intrinsic(_of_one(0)), intrinsic(_of_one(1))
+"""(array, index): the magnitude of the value, unsigned, if it is positive (negative), and else 0. The order of
+magnitudes is that of the numbers, with infinity and NaN last."""
+
+positive_chunk, negative_chunk = intrinsic(_of_chunk(0)), intrinsic(_of_chunk(1))
+"""The same of CHUNK values from ``index`` on: the largest."""
 
 
 @intrinsic
@@ -311,6 +379,30 @@ def float_of(typingctx, array, magnitude):
         return _widen(builder, signature.args[0].dtype, args[1])
 
     return types.float32(array, _unsigned(array)), codegen
+
+
+@intrinsic
+def put_scale(typingctx, scales, g, array, positive, negative):
+    """scales[g] for a group of values of the array's type with these largest magnitudes."""
+
+    def codegen(context, builder, signature, args):
+        scales_type, _, array_type, _, _ = signature.args
+        bits = _scale_bits(builder, (array_type.dtype, scales_type.dtype), args[3], args[4])
+        _store(context, builder, scales_type, args[0], args[1], bits, 0)
+        return context.get_dummy_value()
+
+    return types.void(scales, types.intp, array, _unsigned(array), _unsigned(array)), codegen
+
+
+@intrinsic
+def get_inverse(typingctx, scales, g):
+    """1 / scales[g], or 0 for a scale of 0."""
+
+    def codegen(context, builder, signature, args):
+        bits = _load(context, builder, signature.args[0], args[0], args[1], 0)
+        return _inverse(builder, _widen(builder, signature.args[0].dtype, bits))
+
+    return types.float32(scales, types.intp), codegen
 
 
 @intrinsic
@@ -370,12 +462,11 @@ def _batch_encoder(chunks: int, batch: int) -> Any:
             (x_type, index_type, scales_type, _, codes_type, _, _) = signature.args
             x, start, scales, g, codes, low, high = args
             peaks = _batch_peaks(context, builder, x_type, x, start, chunks, batch)
-            usual = _all_usual(builder, peaks, low, high)
+            usual = _all_usual(builder, _largest(builder, *peaks), low, high)
             with builder.if_then(usual, likely=True):
-                top = _widen(builder, x_type.dtype, peaks)
-                bits = _narrow(builder, scales_type.dtype, builder.fdiv(top, _fixed(127.0, _FLOAT, top)))
+                bits = _scale_bits(builder, (x_type.dtype, scales_type.dtype), *peaks)
                 _store(context, builder, scales_type, scales, g, bits, batch)
-                inverses = cgutils.alloca_once(builder, top.type)
+                inverses = cgutils.alloca_once(builder, ir.VectorType(_FLOAT, batch))
                 builder.store(_inverse(builder, _widen(builder, scales_type.dtype, bits)), inverses)
                 inverses = builder.bitcast(inverses, _FLOAT.as_pointer())
                 kinds = x_type, index_type, types.float32, codes_type
@@ -392,22 +483,29 @@ def _batch_encoder(chunks: int, batch: int) -> Any:
     return typed
 
 
-def _batch_peaks(context: Any, builder: Any, x_type: Any, x: Any, start: Any, chunks: int, batch: int) -> Any:
-    """[batch] unsigned: the largest magnitude of each of ``batch`` groups from ``start`` on."""
-    item = context.get_data_type(x_type.dtype)
-    kept = cgutils.alloca_once(builder, ir.VectorType(item, LANES), batch)
+def _batch_peaks(
+    context: Any, builder: Any, x_type: Any, x: Any, start: Any, chunks: int, batch: int
+) -> tuple[Any, Any]:
+    """Twice [batch] unsigned: the largest magnitude among the positive and the negative values of each of ``batch``
+    groups from ``start`` on, or 0."""
+    partial = ir.VectorType(context.get_data_type(x_type.dtype), LANES)
+    kept = [cgutils.alloca_once(builder, partial, batch) for _ in _SIDES]
     with cgutils.for_range(builder, start.type(batch)) as loop:
-        first, peak = builder.add(start, builder.mul(loop.index, start.type(chunks * CHUNK))), None
+        first, peaks = builder.add(start, builder.mul(loop.index, start.type(chunks * CHUNK))), [None, None]
         for offset in range(0, chunks * CHUNK, CHUNK):
             bits = _load(context, builder, x_type, x, builder.add(first, first.type(offset)), CHUNK)
-            bits = _magnitude(builder, bits, item.width)
-            peak = bits if peak is None else _largest(builder, peak, bits)
-        builder.store(_halved(builder, peak, LANES), builder.gep(kept, [loop.index]))
-    vectors, unit = [builder.load(builder.gep(kept, [start.type(k)])) for k in range(batch)], 1
-    while len(vectors) > 1:
-        vectors = [_paired(builder, a, b, unit) for a, b in zip(vectors[::2], vectors[1::2], strict=True)]
-        unit *= 2
-    return _halved(builder, vectors[0], batch)
+            for side, (largest, _) in enumerate(_SIDES):
+                peaks[side] = bits if peaks[side] is None else largest(builder, peaks[side], bits)
+        for peak, place, (largest, _) in zip(peaks, kept, _SIDES, strict=True):
+            builder.store(_halved(builder, largest, peak, LANES), builder.gep(place, [loop.index]))
+    found = []
+    for place, (largest, magnitude) in zip(kept, _SIDES, strict=True):
+        vectors, unit = [builder.load(builder.gep(place, [start.type(k)])) for k in range(batch)], 1
+        while len(vectors) > 1:
+            vectors = [_paired(builder, largest, a, b, unit) for a, b in zip(vectors[::2], vectors[1::2], strict=True)]
+            unit *= 2
+        found.append(magnitude(builder, _halved(builder, largest, vectors[0], batch)))
+    return found[0], found[1]
 
 
 def _all_usual(builder: Any, peaks: Any, low: Any, high: Any) -> Any:
@@ -418,13 +516,6 @@ def _all_usual(builder: Any, peaks: Any, low: Any, high: Any) -> Any:
     tiny = builder.icmp_unsigned("<", builder.sub(peaks, one), builder.sub(low, one))
     unusual = builder.bitcast(builder.or_(tiny, builder.icmp_unsigned(">=", peaks, high)), ir.IntType(lanes))
     return builder.icmp_unsigned("==", unusual, ir.IntType(lanes)(0))
-
-
-def _inverse(builder: Any, scale: Any) -> Any:
-    """1 / scale, and 0 for 0."""
-    zero = _fixed(0.0, _FLOAT, scale)
-    quotient = builder.fdiv(_fixed(1.0, _FLOAT, scale), scale)
-    return builder.select(builder.fcmp_ordered(">", scale, zero), quotient, zero)
 
 
 encode_batch_64 = intrinsic(_batch_encoder(1, BATCH_64))
@@ -443,7 +534,9 @@ def _decoder(lanes: int) -> Any:
             for offset in _offsets(lanes):
                 at = builder.add(args[1], args[1].type(offset))
                 code = _load(context, builder, codes_type, args[0], at, lanes)
-                value = builder.fmul(builder.sitofp(code, _wide(_FLOAT, code)), factor)
+                # A code of 0 times a negative scale is -0; + 0 makes it +0, and changes nothing else.
+                value = builder.sitofp(code, _wide(_FLOAT, code))
+                value = _fused(builder, value, factor, _fixed(0.0, _FLOAT, value))
                 _store(context, builder, out_type, args[3], at, _narrow(builder, out_type.dtype, value), lanes)
             return context.get_dummy_value()
 
