@@ -26,13 +26,13 @@ ROWS, HYBRID = {"kv"}, {"kv", "ssm"}
 class Beside:
     """The agent beside one node, and the vault that keeps what it stores."""
 
-    def __init__(self, home):
-        self.cluster = Cluster(home)
+    def __init__(self, home, **options):
+        self.cluster, self.options = Cluster(home), {**OPTIONS, **options}
         self.vault = self.cluster.vault("kv-vault")
         self.start()
 
     def start(self):
-        self.agent = self.cluster.agent(self.vault, self.vault, **OPTIONS)
+        self.agent = self.cluster.agent(self.vault, self.vault, **self.options)
 
     def lose(self):
         """The vault ends, and an empty one takes its place."""
@@ -63,6 +63,13 @@ def beside():
 
 @pytest.fixture(scope="module")
 def nodes(beside, exo_models, tmp_path_factory):
+    running = started(beside, exo_models, tmp_path_factory.mktemp("nodes"))
+    yield running
+    running.end()
+
+
+def started(beside, exo_models, folder):
+    """A node for each agent, all in one cluster."""
     reason = missing()
     if reason:
         pytest.skip(reason)
@@ -78,9 +85,7 @@ def nodes(beside, exo_models, tmp_path_factory):
         }
         for each in beside
     ]  # fmt: skip
-    running = Nodes(tmp_path_factory.mktemp("nodes"), exo_models.root, cards, environments, command)
-    yield running
-    running.end()
+    return Nodes(folder, exo_models.root, cards, environments, command)
 
 
 @pytest.mark.parametrize(
@@ -121,3 +126,28 @@ def test_two_nodes_restore_the_same_or_compute_together(nodes, beside, exo_model
     beside[1].start()
     assert ask_new_runners() == whole
     nodes.remove()
+
+
+def test_one_node_compares_a_restored_prompt_while_it_waits_and_answers_meanwhile(exo_models, tmp_path):
+    with tempfile.TemporaryDirectory(prefix="tierkv-") as home:
+        beside = Beside(Path(home), quality_sample=1)
+        node = started([beside], exo_models, tmp_path)
+        try:
+            node.place(exo_models("llama"))
+            said, tokens, cached, _ = node.ask(TEXT)
+            assert cached < 16
+            node.wait(lambda: beside.tiers(tokens - 2) >= ROWS)
+            node.remove()
+            node.place(exo_models("llama"))
+            assert node.ask(TEXT) == (said, tokens, tokens - 2, [tokens - 2])
+            node.wait(lambda: sampled(beside.agent))
+            (engine,) = sampled(beside.agent)
+            assert (engine.kind, engine.quality_codec, engine.quality_top1_fraction) == ("exo", "lossless", 1.0)
+            assert node.ask(TEXT)[:3] == (said, tokens, tokens - 2)
+        finally:
+            node.end()
+            beside.cluster.close()
+
+
+def sampled(agent):
+    return [engine for engine in agent.snapshot().engines if engine.quality_samples]

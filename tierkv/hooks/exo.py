@@ -159,6 +159,7 @@ def _init(hook: Hook, original: Callable[..., None]) -> Callable[..., None]:
             tiers = hook.started()
             ranks = Ranks(getattr(self, "_group", None), hooked=tiers.all_ranks_hooked, callers=hook.callers)
             setattr(self, ATTRIBUTE, Tiered(self, ranks))
+            tiers.several_ranks = tiers.several_ranks or not ranks.alone
             if not ranks.alone and not tiers.all_ranks_hooked:
                 tiers.voice.say("ranks", "several ranks, not known to be all hooked: nothing is restored")
             # The first prompt should find an agent that is there.

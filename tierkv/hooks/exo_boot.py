@@ -7,6 +7,7 @@ EXO's environment; a ``.pth`` line or ``sitecustomize`` imports it, so that spaw
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.abc
 import json
@@ -23,6 +24,7 @@ SWITCH = "TIERKV_EXO"
 MARK = "_tierkv_exo_finder"
 CACHE_MODULE = "exo.worker.engines.mlx.cache"
 LOADER_MODULE = "exo.worker.engines.mlx.utils_mlx"
+RUNNER_MODULE = "exo.worker.runner.runner"
 HERE = Path(__file__).resolve().parent
 
 _hook: list[Any] = []
@@ -77,9 +79,8 @@ class _Then(importlib.abc.Loader):
             sys.stderr.write(f"TierKV: EXO runs without tiers: {type(error).__name__}: {error}\n")
 
 
-def _tierkv() -> Any:
-    """``tierkv.hooks.exo``: the copy beside this file, else the one that is installed."""
-    name = "tierkv.hooks.exo"
+def _tierkv(name: str = "tierkv.hooks.exo") -> Any:
+    """A module of TierKV: the copy beside this file, else the one that is installed."""
     vendor = HERE / "vendor"
     if name in sys.modules or not vendor.is_dir():
         return importlib.import_module(name)
@@ -109,9 +110,33 @@ def _loader_imported(module: ModuleType) -> None:
     _tierkv().hook_loader(module, lambda: _hook[-1] if _hook else None)
 
 
+def _runner_imported(module: ModuleType) -> None:
+    """A runner has a use for the time in which it waits; one of another make has none."""
+    runner: Any = getattr(module, "Runner", None)
+    main = getattr(runner, "main", None)
+    if not callable(main):
+        return
+
+    @functools.wraps(main)
+    def watched(self: Any, *args: Any, **named: Any) -> Any:
+        try:
+            _tierkv("tierkv.hooks.exo_idle").watch(self, _idler)
+        except Exception as error:
+            sys.stderr.write(f"TierKV: EXO runs without live samples: {type(error).__name__}: {error}\n")
+        return main(self, *args, **named)
+
+    runner.main = watched
+
+
+def _idler() -> Any:
+    tiers = _hook[-1].tiers if _hook else None
+    return tiers.sampler if tiers is not None else None
+
+
 _AFTER: dict[str, Callable[[ModuleType], None]] = {
     CACHE_MODULE: _cache_imported,
     LOADER_MODULE: _loader_imported,
+    RUNNER_MODULE: _runner_imported,
 }
 
 if __name__ != "tierkv.hooks.exo_boot":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from importlib import metadata
@@ -35,6 +36,7 @@ class RunnerModel:
         self._said: ModelAnnouncement | None = None
         self._forms: dict[Rows, ModelHandle] = {}
         self._loaded: LoadedModel | None = None
+        self._model: weakref.ref[Any] | None = None
         self.handle: ModelHandle | None = None
 
     def loaded(self, said: ModelAnnouncement) -> None:
@@ -50,10 +52,16 @@ class RunnerModel:
 
     def of_model(self, model: Any) -> LoadedModel:
         """What caches of EXO's ``model`` look like. Raises UnsupportedState likewise."""
+        self._model = weakref.ref(model)
         if self._loaded is None:
             signature = mlx_cache.expected_signature(self._module.make_kv_cache(model))
             self._loaded = LoadedModel(self._named(_rows_of(signature)), signature)
         return self._loaded
+
+    def served(self) -> tuple[Any, ModelHandle] | None:
+        """The model that EXO last asked for a cache of, and the name of its caches; None while there is none."""
+        model = self._model() if self._model is not None else None
+        return (model, self.handle) if model is not None and self.handle is not None else None
 
     def _named(self, rows: Rows) -> ModelHandle:
         if self._said is None:

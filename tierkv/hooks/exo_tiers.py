@@ -16,7 +16,7 @@ from typing import Any
 import mlx.core as mx
 
 from tierkv.errors import TierKVError, UnsupportedState
-from tierkv.handoff.client import FileSeen, HandoffClient
+from tierkv.handoff.client import FileSeen, HandoffClient, ModelHandle, Restored
 from tierkv.handoff.mover import Mover
 from tierkv.hooks import exo_model
 from tierkv.hooks.counters import HotCounters
@@ -36,6 +36,8 @@ from tierkv.hooks.exo_query import Query, Tiered
 from tierkv.hooks.exo_state import standings
 from tierkv.hooks.memory import MemoryRule
 from tierkv.hooks.promote import Fetch
+from tierkv.hooks.prompt_tokens import Ids
+from tierkv.hooks.sampling import Sampler
 from tierkv.hooks.voice import Voice, reporter
 
 log = logging.getLogger("tierkv")
@@ -74,9 +76,11 @@ class ExoTiers:
         self._own_threshold = float(self.module._MEMORY_THRESHOLD)
         self._driven = 0.0
         self.hand_over = HandOver(client, self.mover, self.counters)
-        self.fetch = Fetch(client, self.counters)
+        self.fetch = Fetch(client, self.counters, restored=self._restored)
         self.lookup = Lookup(self)
         self.model = exo_model.RunnerModel(client, module)
+        self.sampler = Sampler(client, self.model.served, fresh=lambda model: self.module.make_kv_cache(model))
+        self.several_ranks = False
 
     # --- the model --------------------------------------------------------------------------------
 
@@ -90,6 +94,11 @@ class ExoTiers:
     def found(self, tiered: Tiered, query: Query, first: Answer, again: Callable[[], Answer]) -> Answer:
         """EXO's own answer ``first``, or what EXO answers ``again`` once the vaults' longer prefix is an entry."""
         return self.lookup.found(tiered, query, first, again)
+
+    def _restored(self, handle: ModelHandle, ids: Ids, answer: Restored) -> None:
+        """Several ranks would have to compute a sample together."""
+        if not self.several_ranks:
+            self.sampler.restored(handle, ids, answer)
 
     # --- storing ----------------------------------------------------------------------------------
 

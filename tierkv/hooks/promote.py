@@ -37,7 +37,7 @@ class Fetch:
         clock: Callable[[], float] = time.perf_counter,
         restored: Callable[[ModelHandle, Ids, Restored], None] | None = None,
     ) -> None:
-        """``restored`` hears of every restore: which model, which prompt, what came."""
+        """``restored`` hears of every restore of a prompt without media: which model, which prompt, what came."""
         self._client = client
         self._counters = counters
         self._clock = clock
@@ -71,7 +71,7 @@ class Fetch:
             raise UnsupportedState("bad_position", f"a restore at {answer.position}, not between {floor} and {limit}")
         cache = self._built(model, answer, local if have else None)
         self._count(answer, started, len(ids))
-        if self._restored is not None:
+        if self._restored is not None and not media:
             self._restored(model.handle, ids, answer)
         return cache, answer.position
 

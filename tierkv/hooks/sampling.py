@@ -12,7 +12,7 @@ import importlib
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,17 +50,20 @@ class _Sample:
 
 
 class Sampler:
-    """``model`` gives what the engine serves now, and the handle of its plain form. Owned by the generation thread."""
+    """``model`` gives what the engine serves now, and the handle of its plain form; ``fresh`` an empty cache of it
+    (mlx-lm's unless given). Owned by the generation thread."""
 
     def __init__(
         self,
         client: HandoffClient,
         model: Callable[[], tuple[Any, ModelHandle] | None],
         *,
+        fresh: Callable[[Any], Sequence[Any]] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._client = client
         self._model = model
+        self._fresh = fresh or (lambda model: importlib.import_module("mlx_lm.models.cache").make_prompt_cache(model))
         self._clock = clock
         self._seen = 0
         self._sample: _Sample | None = None
@@ -76,6 +79,11 @@ class Sampler:
         self._seen += 1
         if self._seen % every == 0 and self._sample is None and answer.first_row == 0:
             self._sample = _taken(handle, ids, answer)
+
+    @property
+    def wanted(self) -> bool:
+        """Whether there is something to compare."""
+        return self._sample is not None
 
     def busy(self) -> None:
         """A request is there or running."""
@@ -113,7 +121,7 @@ class Sampler:
     # --- the comparison, a step at a time ---------------------------------------------------------
 
     def _compared(self, model: Any, sample: _Sample) -> Iterator[None]:
-        fresh: list[Any] = importlib.import_module("mlx_lm.models.cache").make_prompt_cache(model)
+        fresh = list(self._fresh(model))
         yield from self._prefilled(model, fresh, sample)
         layout = mlx_cache.describe(fresh)
         if layout.signature() != sample.restored.layout.signature():
