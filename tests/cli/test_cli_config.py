@@ -135,6 +135,7 @@ def test_validate_tells_every_fault_of_file_and_environment_at_once_and_where_it
     assert {fault["where"] for fault in without.json["faults"]} == set(faults)
     monkeypatch.setenv("TIERKV_CONFIG", "nowhere.toml")
     unread = run("config", "validate").err
+    assert "tierkv: nowhere.toml: 6 faults" in unread
     assert "nowhere.toml does not exist (named by TIERKV_CONFIG)" in unread
     assert "TIERKV_VAULT__PORT: vault.port = 'x'" in unread
 
@@ -144,6 +145,34 @@ def test_validate_of_a_file_for_another_machine_only_warns_of_a_token_that_is_no
     ran = run("config", "validate", "tierkv.toml")
     assert (ran.code, ran.out) == (0, "tierkv.toml: ok\n")
     assert "warning: line 2: security.token_file = '/no/such/token': there is no such file" in ran.err
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "nas.local", "192.168.1.4"])
+def test_validate_warns_of_a_port_beyond_this_machine_without_a_token(run, file, monkeypatch, host):
+    monkeypatch.delenv("TIERKV_TOKEN", raising=False)
+    file.write_text(f"[inference]\nhost = '{host}'\n[vault]\nport = 50051\nhost = '{host}'\n")
+    ran = run("config", "validate")
+    assert (ran.code, ran.out) == (0, "tierkv.toml: ok\n")
+    told = "an agent does not listen there without a shared token (give security.token_file, --token-file"
+    assert f"warning: line 2: inference.host = '{host}': {told}" in ran.err
+    assert f"warning: line 5: vault.host = '{host}': {told}" in ran.err
+    monkeypatch.setenv("TIERKV_VAULT__HOST", "127.0.0.1")
+    assert "vault.host" not in run("config", "validate").err
+    monkeypatch.setenv("TIERKV_TOKEN", "x" * 43)
+    assert run("config", "validate").err == ""
+    assert "vault.host" in run("config", "validate", "tierkv.toml").err
+
+
+@pytest.mark.parametrize("security", ["insecure = true", "token_file = 'token'"])
+@pytest.mark.parametrize("host", ["0.0.0.0", "127.0.0.1", "localhost", "::1"])
+def test_validate_does_not_warn_of_a_port_that_may_be_opened(run, file, monkeypatch, security, host):
+    monkeypatch.delenv("TIERKV_TOKEN", raising=False)
+    Path("token").write_text("x" * 43)
+    file.write_text(f"[vault]\nhost = '{host}'\n[security]\n{security}\n")
+    assert "vault.host" not in run("config", "validate").err
+    if host != "0.0.0.0":
+        file.write_text(f"[vault]\nhost = '{host}'\n")
+        assert run("config", "validate").err == ""
 
 
 @pytest.mark.parametrize("number", ["1" * 10_000, "1_" * 6000 + "1"])

@@ -51,6 +51,9 @@ def test_help_lists_every_command(run):
         (["statsu"], "did you mean 'status'?"),
         (["mlx-lm", "--model", "m"], "the rest follows --: tierkv mlx-lm -- --model ..."),
         (["status", "--jsn"], "unknown argument: --jsn; did you mean --json?"),
+        (["config", "show", "--jsn"], "tierkv config show: unknown argument: --jsn; did you mean --json?"),
+        (["status", "--confg=x"], "did you mean --config?"),
+        (["--verson", "status"], "did you mean --version?"),
         (["config", "shwo"], "did you mean 'show'?"),
         (["status", "--", "x"], "nothing may follow -- here"),
         (["status", "--connect"], "expected one argument"),
@@ -83,6 +86,14 @@ def test_misuse_is_one_message_and_exit_code_2(run, words, message):
     assert ran.out == ""
     assert message in ran.err
     assert "Traceback" not in ran.err
+
+
+@pytest.mark.parametrize("words", [["token", "show", "--json"], ["version", "--dry-run"], ["config", "path", "--host"]])
+def test_an_option_of_another_command_is_not_suggested(run, words):
+    ran = run(*words)
+    assert ran.code == 2
+    command = " ".join(words[:-1])
+    assert ran.err == f"tierkv {command}: unknown argument: {words[-1]}\nTry 'tierkv {command} --help'.\n"
 
 
 @pytest.mark.parametrize(

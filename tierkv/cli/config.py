@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from tierkv.config.edit import Edit
     from tierkv.config.keys import Key
+    from tierkv.config.load import Loaded
     from tierkv.config.rows import Row
     from tierkv.config.source import Source
 
@@ -144,9 +145,10 @@ def _checked(arguments: argparse.Namespace) -> tuple[Path | None, list[Fault], l
     from tierkv.config.load import find, load_source, unknown_variables
     from tierkv.config.source import read
 
-    path, faults, source = (Path(arguments.file) if arguments.file else None), list[Fault](), None
+    named = arguments.file or arguments.config or os.environ.get("TIERKV_CONFIG")
+    path, faults, source = (Path(named).expanduser() if named else None), list[Fault](), None
     try:
-        path = path or find(arguments.config)
+        path = Path(arguments.file) if arguments.file else find(arguments.config)
         source = read(path) if path else None
     except ConfigError as error:
         faults.append(Fault("", None, str(error).removeprefix(f"{path}: ")))
@@ -155,7 +157,8 @@ def _checked(arguments: argparse.Namespace) -> tuple[Path | None, list[Fault], l
     if absent := _absent_token_file(source, environ):
         (notes if arguments.file else faults).append(absent)
     try:
-        notes += load_source(source, environ=environ).warnings
+        settings = load_source(source, environ=environ)
+        notes += [*settings.warnings, *_open_without_token(settings, environ)]
     except ConfigFaults as error:
         faults += error.faults
     return path, faults, notes
@@ -170,6 +173,25 @@ def _absent_token_file(source: Source | None, environ: Mapping[str, str]) -> Fau
     hint = f"make it with 'tierkv token new --file {named}', or copy it from the machine that has it"
     where = f"line {line}" if line else variable
     return Fault("security.token_file", named, "there is no such file", hint, where, line)
+
+
+def _open_without_token(settings: Loaded, environ: Mapping[str, str]) -> list[Fault]:
+    """Where an agent would listen beyond this machine, which it refuses as long as no token was given to it."""
+    from tierkv.rpc.auth import is_loopback
+
+    security = settings.config.security
+    if security.token_file or security.insecure or environ.get("TIERKV_TOKEN"):
+        return []
+    hosts = {"inference.host": settings.config.inference.host, "vault.host": settings.config.vault.host}
+    found: list[Fault] = []
+    for key, host in hosts.items():
+        origin = settings.origin(key)
+        where = f"line {origin.line}" if origin.line else origin.name
+        if not is_loopback(host):
+            hint = "give security.token_file, --token-file or TIERKV_TOKEN; 'tierkv token new' makes one"
+            problem = "an agent does not listen there without a shared token"
+            found.append(Fault(key, host, problem, hint, where, origin.line))
+    return found
 
 
 def _fault(fault: Fault) -> dict[str, Any]:

@@ -43,9 +43,9 @@ exit codes: 0 ok, 1 failed, 2 usage or configuration, 3 no agent reachable, 4 pa
             5 refused (not authenticated, stale), 130 interrupted, 143 terminated (SIGTERM)
 """
 
-# Which extra brings a package that a command turns out to need.
 # Of a path that somebody named.
 _PATH_FAULTS = {"ENOENT", "EACCES", "EPERM", "EISDIR", "ENOTDIR", "EROFS", "ENAMETOOLONG", "ELOOP"}
+# Which extra brings a package that a command turns out to need.
 _EXTRAS = {
     "grpc": "vault",
     "google": "vault",
@@ -131,7 +131,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
             parser.error(
                 f"{unknown[0]} is not for {command} itself; the rest follows --: {command} -- {unknown[0]} ..."
             )
-        parser.error(f"unknown argument: {' '.join(unknown)}{near_miss(unknown[0], parser)}")
+        used: CommandParser = getattr(known, "parser", parser)
+        used.error(f"unknown argument: {' '.join(unknown)}{near_miss(unknown[0], parser, used)}")
     if rest is not None and not getattr(known, "takes_rest", False):
         parser.error("nothing may follow -- here")
     known.rest = rest or []

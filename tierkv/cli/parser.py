@@ -6,7 +6,7 @@ import argparse
 import difflib
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from tierkv.errors import EXIT_USAGE
@@ -30,17 +30,12 @@ class CommandParser(argparse.ArgumentParser):
         sys.exit(EXIT_USAGE)
 
 
-def near_miss(word: str, parser: argparse.ArgumentParser) -> str:
-    near = difflib.get_close_matches(word.partition("=")[0], set(_options(parser)), n=1)
-    return f"; did you mean {near[0]}?" if near and word.startswith("-") else ""
-
-
-def _options(parser: argparse.ArgumentParser) -> Iterator[str]:
-    for action in parser._actions:
-        yield from action.option_strings
-        if isinstance(action, argparse._SubParsersAction):
-            for inner in action.choices.values():
-                yield from _options(inner)
+def near_miss(word: str, *parsers: argparse.ArgumentParser) -> str:
+    """What the word may have been meant for, of the options that these parsers take themselves."""
+    options = {name for parser in parsers for action in parser._actions for name in action.option_strings}
+    named = {name.lstrip("-"): name for name in options}
+    near = difflib.get_close_matches(word.partition("=")[0].lstrip("-"), named, n=1)
+    return f"; did you mean {named[near[0]]}?" if near and word.startswith("-") else ""
 
 
 def common_options(default: Any = argparse.SUPPRESS) -> argparse.ArgumentParser:
@@ -71,7 +66,7 @@ class Commands:
             epilog=f"example:\n{example.rstrip()}" if example else None,
             parents=[common_options()],
         )
-        parser.set_defaults(run=run, takes_rest=takes_rest)
+        parser.set_defaults(run=run, takes_rest=takes_rest, parser=parser)
         return parser
 
     def group(self, name: str, summary: str, *, example: str = "") -> Commands:

@@ -148,7 +148,8 @@ class Share(_Bounded):
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise fault("must be a fraction above 0 and up to 1", _unquoted(value) or "write for example 0.60")
         if not 0 < value <= 1:
-            hint = f"a fraction, not per cent: write {value / 100:.2f}" if 1 < value <= 100 else "for example 0.60"
+            per_cent = 5 <= value <= 100
+            hint = f"a fraction, not per cent: write {value / 100:.2f}" if per_cent else "for example 0.60"
             raise fault("must be above 0 and up to 1", hint)
         return float(value)
 
