@@ -158,10 +158,47 @@ def test_what_the_server_would_say_in_a_traceback_is_said_before_anything_starts
 def test_python_without_the_packages_and_no_python_at_all(run, python):
     ran = run("mlx-lm", "--no-agent", "--python", python("", check=1), "--", "--port=0")
     assert ran.code == 1
-    assert "cannot import mlx_lm and tierkv" in ran.err
+    assert "cannot import mlx, mlx_lm and tierkv" in ran.err
     ran = run("mlx-lm", "--no-agent", "--python", "/no/such/python", "--", "--port=0")
     assert ran.code == 2
     assert "no such program" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("there", "absent"),
+    [
+        ((), "mlx and mlx_lm and tierkv"),
+        (("mlx_lm", "tierkv"), "mlx"),
+        (("mlx_lm", "tierkv", "mlx/lib"), "mlx"),
+        (("mlx_lm", "tierkv", "mlx/core", "mlx/core/broken"), "mlx"),
+        (("mlx/core", "tierkv"), "mlx_lm"),
+        (("mlx/core", "mlx_lm"), "tierkv"),
+    ],
+)
+def test_what_the_engines_python_does_not_have_is_named_before_anything_starts(run, there, absent):
+    packages = Path("packages")
+    for name in there:
+        folder = packages / name
+        folder.mkdir(parents=True, exist_ok=True)
+        if name.endswith("broken"):
+            (folder.parent / "__init__.py").write_text("raise ImportError('libmlx.so: cannot open shared object file')")
+        elif name != "mlx/lib":
+            (folder / "__init__.py").touch()
+    python = Path("python")
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={packages.absolute()} exec {sys.executable} -S -P "$@"\n')
+    python.chmod(0o755)
+    ran = run("mlx-lm", "--python", str(python.absolute()), "--", "--port=0")
+    assert ran.code == 1
+    assert ran.err == (
+        f"tierkv: {python.absolute()} cannot import {absent}: install it there (pip install 'tierkv[mlx]')\n"
+    )
+
+
+@pytest.mark.parametrize(("absent", "package"), [("mlx_lm", "mlx-lm"), ("mlx", "mlx"), ("mlx.core", "mlx")])
+def test_each_package_of_the_engine_is_looked_for_here_too(run, monkeypatch, absent, package):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == absent else object())
+    ran = run("mlx-lm", "--no-agent", "--", "--port=0")
+    assert (ran.code, ran.err) == (1, f"tierkv: the package '{package}' is missing: pip install 'tierkv[mlx]'\n")
 
 
 def test_missing_package_names_its_extra(run, monkeypatch):

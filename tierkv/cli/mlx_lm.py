@@ -15,7 +15,7 @@ from pathlib import Path
 from tierkv import paths
 from tierkv.cli.beside import answers
 from tierkv.cli.context import loaded, token_of
-from tierkv.cli.output import warn
+from tierkv.cli.output import clean, warn
 from tierkv.cli.parser import Commands
 from tierkv.errors import MissingExtra, PortInUse, StartupError, UsageError
 
@@ -25,6 +25,17 @@ _EXAMPLE = """\
 """
 # An agent that is started for the first time compiles its kernels, and what ends it is said by whoever keeps it.
 _GRACE_S = 60.0
+# Run by the engine's Python: names what is not there. mlx is imported, since a part of it may be missing.
+_CHECK = """
+import importlib.util, sys
+absent = [name for name in ("mlx_lm", "tierkv") if importlib.util.find_spec(name) is None]
+try:
+    import mlx.core
+except ImportError:
+    absent.insert(0, "mlx")
+print(" and ".join(absent))
+sys.exit(bool(absent))
+"""
 
 
 def add(commands: Commands) -> None:
@@ -117,19 +128,21 @@ def _with_blas(python: str) -> dict[str, str]:
 
 def _python(named: str | None) -> str:
     if named is None:
-        if importlib.util.find_spec("mlx_lm") is None:
-            raise MissingExtra("mlx-lm", "mlx")
+        # mlx-lm installs without mlx on Linux, and a package that only carries its libraries makes an empty "mlx".
+        for module, package in (("mlx_lm", "mlx-lm"), ("mlx", "mlx"), ("mlx.core", "mlx")):
+            if importlib.util.find_spec(module) is None:
+                raise MissingExtra(package, "mlx")
         return sys.executable
     found = shutil.which(Path(named).expanduser())
     if found is None:
         raise UsageError(f"--python {named}: no such program")
-    check = "import importlib.util as u, sys; sys.exit(any(u.find_spec(n) is None for n in ('mlx_lm', 'tierkv')))"
     try:
-        code = subprocess.run([found, "-c", check], capture_output=True, timeout=30, check=False).returncode
+        checked = subprocess.run([found, "-c", _CHECK], capture_output=True, timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise StartupError(f"{found} does not run: {error}") from None
-    if code:
-        raise StartupError(f"{found} cannot import mlx_lm and tierkv: install both there (pip install mlx-lm tierkv)")
+    if checked.returncode:
+        absent = clean(checked.stdout.decode(errors="replace").strip()) or "mlx, mlx_lm and tierkv"
+        raise StartupError(f"{found} cannot import {absent}: install it there (pip install 'tierkv[mlx]')")
     return os.path.abspath(found)  # noqa: PTH100 - resolving a symlink would leave the virtual environment
 
 
