@@ -19,8 +19,9 @@ from tierkv.store.verify import RecordVerifier
 _log = logging.getLogger(__name__)
 
 _VERIFY_BYTES = 1 << 20
-AHEAD_BYTES = 4 << 20
-"""How much is read at once, but for the first message: a thread's turn costs as much as sending 100 KiB."""
+AHEAD_BYTES = 8 << 20
+"""How much is read at once, but for the first message. A thread's turn costs as much as sending 100 KiB; twice this is
+held while a reader stalls, which takes memory where records come from a disk."""
 # Records that one message may look into at once: so many stay open until it is closed.
 _MAX_HELD = 16
 DAMAGED = "damaged"
