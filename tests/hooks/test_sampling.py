@@ -10,6 +10,7 @@ from tiny_mlx import tiny_model
 
 from tierkv.handoff.restored import Restored
 from tierkv.hooks import sampling
+from tierkv.hooks.prompt_tokens import media_in
 from tierkv.hooks.sampling import Sampler
 from tierkv.state import mlx_cache
 from tierkv.state.mlx_arrays import numpy_view
@@ -41,7 +42,7 @@ class Rig:
         self.answer = Restored(n - 1, 0, layout, arrays, scalars, 0, "int8", 1)
 
     def restored(self):
-        self.sampler.restored(self.handle, self.ids, self.answer)
+        self.sampler.restored(self.handle, self.ids, media_in(self.ids), self.answer)
 
     def idle(self, seconds=0.1):
         self.now += seconds

@@ -16,7 +16,7 @@ from typing import Any
 import mlx.core as mx
 
 from tierkv.errors import TierKVError, UnsupportedState
-from tierkv.handoff.client import FileSeen, HandoffClient, ModelHandle, Restored
+from tierkv.handoff.client import FileSeen, HandoffClient, Media, ModelHandle, Restored
 from tierkv.handoff.mover import Mover
 from tierkv.hooks import exo_model
 from tierkv.hooks.counters import HotCounters
@@ -95,10 +95,10 @@ class ExoTiers:
         """EXO's own answer ``first``, or what EXO answers ``again`` once the vaults' longer prefix is an entry."""
         return self.lookup.found(tiered, query, first, again)
 
-    def _restored(self, handle: ModelHandle, ids: Ids, answer: Restored) -> None:
+    def _restored(self, handle: ModelHandle, ids: Ids, media: Sequence[Media], answer: Restored) -> None:
         """Several ranks would have to compute a sample together."""
         if not self.several_ranks:
-            self.sampler.restored(handle, ids, answer)
+            self.sampler.restored(handle, ids, media, answer)
 
     # --- storing ----------------------------------------------------------------------------------
 

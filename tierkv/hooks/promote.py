@@ -26,6 +26,9 @@ log = logging.getLogger("tierkv")
 SHORTEST_BUDGET_S = 1.0
 
 
+Told = Callable[[ModelHandle, Ids, Sequence[Media], Restored], None]
+
+
 class Fetch:
     """Caches of any engine, made of what the vaults have."""
 
@@ -35,9 +38,9 @@ class Fetch:
         counters: HotCounters,
         *,
         clock: Callable[[], float] = time.perf_counter,
-        restored: Callable[[ModelHandle, Ids, Restored], None] | None = None,
+        restored: Told | None = None,
     ) -> None:
-        """``restored`` hears of every restore of a prompt without media: which model, which prompt, what came."""
+        """``restored`` hears of every restore: which model, which prompt and its media, what came."""
         self._client = client
         self._counters = counters
         self._clock = clock
@@ -71,8 +74,8 @@ class Fetch:
             raise UnsupportedState("bad_position", f"a restore at {answer.position}, not between {floor} and {limit}")
         cache = self._built(model, answer, local if have else None)
         self._count(answer, started, len(ids))
-        if self._restored is not None and not media:
-            self._restored(model.handle, ids, answer)
+        if self._restored is not None:
+            self._restored(model.handle, ids, media, answer)
         return cache, answer.position
 
     def _built(self, model: LoadedModel, answer: Restored, local: Sequence[Any] | None) -> list[Any]:
@@ -110,7 +113,7 @@ class Promoter(Fetch):
         counters: HotCounters,
         *,
         clock: Callable[[], float] = time.perf_counter,
-        restored: Callable[[ModelHandle, Ids, Restored], None] | None = None,
+        restored: Told | None = None,
     ) -> None:
         super().__init__(client, counters, clock=clock, restored=restored)
         self._book = book

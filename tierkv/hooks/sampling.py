@@ -20,7 +20,7 @@ import mlx.core as mx
 import numpy as np
 
 from tierkv.errors import UnsupportedState
-from tierkv.handoff.client import HandoffClient, ModelHandle, Restored
+from tierkv.handoff.client import HandoffClient, Media, ModelHandle, Restored
 from tierkv.hooks.prompt_tokens import Ids
 from tierkv.state import mlx_cache
 from tierkv.state.fidelity import Divergence, as_float32, snr_db
@@ -70,7 +70,7 @@ class Sampler:
         self._work: Iterator[None] | None = None
         self._idle_since: float | None = None
 
-    def restored(self, handle: ModelHandle, ids: Ids, answer: Restored) -> None:
+    def restored(self, handle: ModelHandle, ids: Ids, media: Sequence[Media], answer: Restored) -> None:
         """A prompt came back; every so many-th is kept to be compared when there is time. Costs nothing now."""
         every = int(self._client.settings.get("quality_sample", 0))
         if not every:
@@ -78,7 +78,7 @@ class Sampler:
             return
         self._seen += 1
         if self._seen % every == 0 and self._sample is None and answer.first_row == 0:
-            self._sample = _taken(handle, ids, answer)
+            self._sample = _taken(handle, ids, media, answer)
 
     @property
     def wanted(self) -> bool:
@@ -170,14 +170,14 @@ class Sampler:
             yield
 
 
-def _taken(handle: ModelHandle, ids: Ids, answer: Restored) -> _Sample | None:
-    """The sample, None for a prompt that is too short, too large, or has nothing that can be compared."""
+def _taken(handle: ModelHandle, ids: Ids, media: Sequence[Media], answer: Restored) -> _Sample | None:
+    """The sample, None for a prompt that is too short, too large, begins with media, or has nothing to compare."""
     rows = answer.layout.having("rows")
     specs = [spec for layer in rows for spec in answer.layout.layers[layer].arrays]
     tokens = min(answer.position, SAMPLED_TOKENS, len(ids) - FOLLOWING_TOKENS - 1)
     held = sum(array.nbytes for array in answer.arrays.values())
     if not specs or any(spec.dtype not in _FLOATS for spec in specs) or tokens < LEAST_TOKENS or held > MOST_HELD_BYTES:
         return None
-    if (ids[: tokens + FOLLOWING_TOKENS + 1] < 0).any():
+    if any(each.start <= tokens + FOLLOWING_TOKENS for each in media):
         return None
     return _Sample(handle, ids, answer, tokens, FOLLOWING_TOKENS)
