@@ -52,8 +52,6 @@ _CLIENT = (
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.enable_retries", 0),
     ("grpc.enable_http_proxy", 0),
-    # What a restore may have on its way from the first message on; gRPC's own estimate begins at 64 KiB.
-    ("grpc.http2.lookahead_bytes", 8 << 20),
 )
 _SERVER = (
     ("grpc.so_reuseport", 0),

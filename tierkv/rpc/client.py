@@ -139,11 +139,11 @@ class VaultClient(AdminCalls, OperationCalls):
         A record's buffers may be used again as soon as the next record is asked for. What the iterator raises ends
         the call and is raised; records that were whole by then may have been stored.
         """
-        with self._only_peer_errors():
+        with self._only_peer_errors(), Steps(self.peer) as steps:
             async with self._link.attempt():
                 call = self._client_stream("Store")
                 try:
-                    keys, n_bytes = await self._send(call, records)
+                    keys, n_bytes = await self._send(steps, call, records)
                     limit_s = STORE_GAP_S + n_bytes / SLOWEST_BYTES_PER_S
                     data = await within(self.peer, call, limit_s, "no verdict")
                     return self._outcomes(keys, parsed(self.peer, pb.StoreResponse, data))
@@ -159,7 +159,10 @@ class VaultClient(AdminCalls, OperationCalls):
         ]
 
     async def _send(
-        self, call: Any, records: AsyncIterator[tuple[RecordHeader, Sequence[bytes | bytearray | memoryview]]]
+        self,
+        steps: Steps,
+        call: Any,
+        records: AsyncIterator[tuple[RecordHeader, Sequence[bytes | bytearray | memoryview]]],
     ) -> tuple[list[BlockKey], int]:
         writer = MessageWriter(self._message_bytes)
         keys: list[BlockKey] = []
@@ -167,23 +170,23 @@ class VaultClient(AdminCalls, OperationCalls):
         async for header, buffers in records:
             total = sum(memoryview(buffer).nbytes for buffer in buffers)
             for message in writer.add_record(len(keys), buffers, total):
-                writing_s += await self._write(call, message)
+                writing_s += await self._write(steps, call, message)
             if message := writer.settle():
-                writing_s += await self._write(call, message)
+                writing_s += await self._write(steps, call, message)
             keys.append(header.key)
             n_bytes += total
         writer.add_end(len(keys))
         if message := writer.flush():
-            writing_s += await self._write(call, message)
+            writing_s += await self._write(steps, call, message)
         await call.done_writing()
         self._link.measured_send(n_bytes, writing_s)
         return keys, n_bytes
 
-    async def _write(self, call: Any, message: bytes) -> float:
+    async def _write(self, steps: Steps, call: Any, message: bytes) -> float:
         """Seconds it took; flow control makes this wait for a vault that does not read."""
         began = time.perf_counter()
         try:
-            await within(self.peer, call.write(message), STORE_GAP_S, "takes no data")
+            await steps.wait(call.write(message), STORE_GAP_S, "takes no data")
         except asyncio.InvalidStateError:
             # The call has ended under us: waiting for it raises its status, unless the vault called it a success.
             await within(self.peer, call, STORE_GAP_S, "no end of a broken call")

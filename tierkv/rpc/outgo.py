@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 
 from tierkv.errors import CorruptionError
@@ -115,42 +116,38 @@ class Outgo:
         self._writer = MessageWriter(message_bytes)
         self._reader: RecordReader | None = None
         self._held: list[RecordReader] = []
-        self._looking: list[Outgoing] = []
+        self._looking: deque[Outgoing] = deque()
         self._messages = self._run()
         self._data_bytes = 0
-        self._begun = False
+        self._wanted_bytes = 1
         self._lock = threading.Lock()
 
     def next_messages(self) -> list[Outgoing]:
         """The next ones, of AHEAD_BYTES or one; none when all is said. Records of those encoded by now are let go."""
         with self._lock:
-            self._let_go(lambda message: message.is_encoded)
+            while self._looking and self._looking[0].is_encoded:
+                self._looking.popleft().close()
+            wanted, self._wanted_bytes = self._wanted_bytes, AHEAD_BYTES
             found: list[Outgoing] = []
-            enough = AHEAD_BYTES if self._begun else 1
-            while sum(message.size_bytes for message in found) < enough:
-                message = next(self._messages, None)
-                if message is None:
-                    break
+            for message in self._messages:
                 found.append(message)
                 self._looking.append(message)
-            self._begun = True
+                wanted -= message.size_bytes
+                if wanted <= 0:
+                    break
             return found
 
     def close(self) -> None:
         """All records may be evicted again; messages that are not encoded are lost."""
         with self._lock:
             self._messages.close()
-            self._let_go(lambda _: True)
-            if self._reader is not None:
-                self._held.append(self._reader)
-                self._reader = None
+            while self._looking:
+                self._looking.popleft().close()
             while self._held:
                 self._held.pop().close()
-
-    def _let_go(self, chosen: Callable[[Outgoing], bool]) -> None:
-        for message in [message for message in self._looking if chosen(message)]:
-            self._looking.remove(message)
-            message.close()
+            if self._reader is not None:
+                self._reader.close()
+                self._reader = None
 
     def _run(self) -> Generator[Outgoing, None, None]:
         for index, key in enumerate(self._keys):
