@@ -182,14 +182,14 @@ def _open_without_token(settings: Loaded, environ: Mapping[str, str]) -> list[Fa
     security = settings.config.security
     if security.token_file or security.insecure or environ.get("TIERKV_TOKEN"):
         return []
+    problem = "an agent does not listen there without a shared token"
+    hint = "give security.token_file, --token-file or TIERKV_TOKEN; 'tierkv token new' makes one"
     hosts = {"inference.host": settings.config.inference.host, "vault.host": settings.config.vault.host}
     found: list[Fault] = []
     for key, host in hosts.items():
-        origin = settings.origin(key)
-        where = f"line {origin.line}" if origin.line else origin.name
         if not is_loopback(host):
-            hint = "give security.token_file, --token-file or TIERKV_TOKEN; 'tierkv token new' makes one"
-            problem = "an agent does not listen there without a shared token"
+            origin = settings.origin(key)
+            where = f"line {origin.line}" if origin.line else origin.name
             found.append(Fault(key, host, problem, hint, where, origin.line))
     return found
 
