@@ -120,6 +120,17 @@ def test_cluster_sees_nothing_of_the_users_settings(monkeypatch):
     assert not Path(theirs["TIERKV_HOME"]).exists()
 
 
+def test_every_agent_is_where_the_configuration_says():
+    """What the console beside the demonstration goes by."""
+    with Cluster("int8") as cluster:
+        command = [sys.executable, "-m", "tierkv", "status", "--json"]
+        asked = subprocess.run(command, env=cluster.environment(), capture_output=True, text=True, timeout=60)
+        nodes = json.loads(asked.stdout)["nodes"]
+        assert {node["address"] for node in nodes} == set(cluster.addresses.values())
+        assert all(node["reachable"] for node in nodes), asked.stdout
+        assert asked.returncode == 0
+
+
 def test_engine_that_is_not_there_is_unhealthy():
     assert Engine(1).is_healthy() is False
 

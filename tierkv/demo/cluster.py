@@ -34,7 +34,7 @@ _CONFIG = """\
 name = "demo"
 {vaults}
 [inference]
-port = 0
+port = {port}
 kv_codec = {codec}
 # The demonstration evicts by count; what else this machine's memory holds must not decide.
 memory_threshold = 0.95
@@ -66,6 +66,7 @@ class Cluster:
 
     def __init__(self, codec: str) -> None:
         self._codec = codec
+        self._port = free_port()  # told in advance: the console goes by the configuration
         self._scratch = Scratch(HOME_PREFIX)
         self._home = self._scratch.path
         self.watcher = Watcher(self._home)
@@ -109,7 +110,7 @@ class Cluster:
         """``tierkv.toml`` names the vaults that run by now."""
         ports = {_VAULTS[role]: address.rpartition(":")[2] for role, address in self.addresses.items()}
         vaults = "".join(f"[cluster.{table}]\nport = {port}\n" for table, port in ports.items())
-        text = _CONFIG.format(vaults=vaults, codec=json.dumps(self._codec))
+        text = _CONFIG.format(vaults=vaults, port=self._port, codec=json.dumps(self._codec))
         (self._home / "tierkv.toml").write_text(text, encoding="utf-8")
 
     def _start_agent(self, role: str) -> None:
