@@ -24,8 +24,9 @@ from _scratch import scratch_folder
 
 from tierkv.handoff import client as client_module
 from tierkv.handoff.client import HandoffClient, ModelAnnouncement, Restored, model_files
-from tierkv.handoff.mover import Mover, Transfer
+from tierkv.handoff.mover import Mover
 from tierkv.handoff.restored import Assembly
+from tierkv.handoff.transfer import Transfer
 from tierkv.state.fidelity import to_bfloat16
 from tierkv.state.layout import ArraySpec, LayerLayout, Layout
 

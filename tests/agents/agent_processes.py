@@ -15,7 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from tierkv.handoff.client import HandoffClient, ModelAnnouncement, ModelHandle, NotRestored, Restored, model_files
-from tierkv.handoff.mover import Mover, Transfer
+from tierkv.handoff.mover import Mover
+from tierkv.handoff.transfer import Transfer
 from tierkv.rpc.auth import load_or_create_token
 from tierkv.rpc.node_client import NodeClient
 from tierkv.state.layout import ArraySpec, LayerLayout, Layout

@@ -7,6 +7,7 @@ import os
 import tempfile
 import threading
 import time
+import weakref
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
@@ -16,9 +17,10 @@ import pytest
 from tierkv.errors import HandoffError, StartupError
 from tierkv.handoff.channel import Channel
 from tierkv.handoff.client import FileSeen, HandoffClient, ModelAnnouncement, NotRestored, Offer, Restored
-from tierkv.handoff.mover import Mover, Transfer
+from tierkv.handoff.mover import Mover
 from tierkv.handoff.protocol import Message, segment_view, segments_of
 from tierkv.handoff.server import Connection, HandoffServer
+from tierkv.handoff.transfer import Transfer
 from tierkv.state.layout import ArraySpec, LayerLayout, Layout
 
 LAYOUT = Layout(
@@ -444,19 +446,18 @@ def test_regions_are_used_again_only_when_they_are_freed(agent: Agent, client: H
     mover.close()
 
 
-@pytest.mark.parametrize("shared_bytes", [0, 1 << 30])
-def test_a_full_mover_says_so_at_once(agent: Agent, client: HandoffClient, shared_bytes: int):
-    """Full by what it moves, or by what is kept in memory because of that."""
+@pytest.mark.parametrize("part", [1.0, 0.6])
+def test_a_full_mover_says_so_at_once(agent: Agent, client: HandoffClient, part: float):
+    """Full by what it moves, or by the buffers that this is most of."""
     taken = Taken(agent, hold=True)
     array = rows(256 * 200)
-    mover = Mover(client, pending_bytes_cap=1 << 30 if shared_bytes else 2 * array.nbytes - 1)
+    buffer_bytes = int(array.nbytes / part)
+    mover = Mover(client, pending_bytes_cap=2 * buffer_bytes - 1)
     offer = offer_of(client, rows_from=0, position=256 * 200, state=False)
-    assert not mover.is_behind(array.nbytes if shared_bytes else array.nbytes // 4)
-    assert mover.submit(Transfer(offer, LAYOUT, {(0, 0): array}, shared_bytes=shared_bytes))
+    assert mover.submit(Transfer(offer, LAYOUT, {(0, 0): array}, shared_bytes=buffer_bytes))
     wait_for(lambda: taken.held)
-    assert mover.pending_bytes == max(array.nbytes, shared_bytes)
-    assert mover.is_behind(array.nbytes)
-    assert not mover.submit(Transfer(offer, LAYOUT, {(0, 0): array}))
+    assert mover.pending_bytes == buffer_bytes
+    assert not mover.submit(Transfer(offer, LAYOUT, {(0, 0): array}, shared_bytes=buffer_bytes))
     taken.hold = False
     for connection, offset in list(taken.held):
         agent.call(connection.send("free", {"offsets": [offset]}))
@@ -465,6 +466,77 @@ def test_a_full_mover_says_so_at_once(agent: Agent, client: HandoffClient, share
     wait_for(lambda: "dropped" in agent.ops())
     assert next(m for m in agent.log if m.op == "dropped").text("reason") == "mover_full"
     assert (mover.stats.moved, mover.stats.dropped, mover.pending_bytes) == (1, 1, 0)
+    mover.close()
+
+
+def test_what_waits_lets_go_of_large_buffers(agent: Agent, client: HandoffClient):
+    """The last 200 of 51,200 tokens, twelve times: as wide as the buffers are, two would fill the mover."""
+    taken = Taken(agent, hold=True)
+    full, count = rows(256 * 200), 12
+    mover = Mover(client, pending_bytes_cap=4 * full.nbytes)
+    first = offer_of(client, rows_from=0, position=256 * 200, state=False)
+    for _ in range(2):
+        assert mover.submit(Transfer(first, LAYOUT, {(0, 0): full}, shared_bytes=full.nbytes))
+    wait_for(lambda: taken.held)
+    offer = offer_of(client, rows_from=256 * 200 - 200, position=256 * 200)
+    state = np.arange(8, dtype=np.uint16).reshape(1, 8)
+    gone = []
+    for index in range(count):
+        buffer = full + index
+        gone.append(weakref.ref(buffer))
+        part = Transfer(offer, LAYOUT, {(0, 0): buffer[:, :, -200:]}, {(1, 0): state}, shared_bytes=buffer.nbytes)
+        assert mover.submit(part)
+        del buffer, part
+    wait_for(lambda: all(each() is None for each in gone))
+    assert mover.pending_bytes == 2 * full.nbytes + count * (full[:, :, -200:].nbytes + state.nbytes)
+    came: list[np.ndarray] = []
+
+    class Listing(Taken):
+        async def piece(self, connection: Connection, message: Message) -> None:
+            await super().piece(connection, message)
+            if 256 * 200 - 200 in self.rows:
+                came.append(self.rows.pop(256 * 200 - 200))
+
+    Listing(agent)
+    for connection, offset in list(taken.held):
+        agent.call(connection.send("free", {"offsets": [offset]}))
+    assert mover.drain(10)
+    assert (mover.stats.moved, mover.stats.dropped, mover.pending_bytes) == (2 + count, 0, 0)
+    wait_for(lambda: len(came) == count)
+    for index, part in enumerate(came):
+        np.testing.assert_array_equal(part, full[:, :, -200:] + index)
+    mover.close()
+
+
+def test_one_that_cannot_be_made_small_waits_as_it_is(agent: Agent, client: HandoffClient, monkeypatch):
+    """No memory for the copy: nothing is lost, and the thread goes on with the next."""
+    taken = Taken(agent, hold=True)
+    full, tried = rows(256 * 200), []
+    shrink = Transfer.compacted
+
+    def refusing(self: Transfer) -> Transfer:
+        tried.append(self)
+        if len(tried) == 1:
+            raise MemoryError
+        return shrink(self)
+
+    monkeypatch.setattr(Transfer, "compacted", refusing)
+    mover = Mover(client, pending_bytes_cap=4 * full.nbytes)
+    first = offer_of(client, rows_from=0, position=256 * 200, state=False)
+    for _ in range(2):
+        assert mover.submit(Transfer(first, LAYOUT, {(0, 0): full}, shared_bytes=full.nbytes))
+    wait_for(lambda: taken.held)
+    offer = offer_of(client, rows_from=256 * 200 - 200, position=256 * 200, state=False)
+    part = full[:, :, -200:]
+    for _ in range(2):
+        assert mover.submit(Transfer(offer, LAYOUT, {(0, 0): part}, shared_bytes=full.nbytes))
+    wait_for(lambda: mover.pending_bytes == 3 * full.nbytes + part.nbytes)
+    assert len(tried) == 2
+    taken.hold = False
+    for connection, offset in list(taken.held):
+        agent.call(connection.send("free", {"offsets": [offset]}))
+    assert mover.drain(10)
+    assert (mover.stats.moved, mover.stats.dropped) == (4, 0)
     mover.close()
 
 

@@ -21,15 +21,15 @@ if options.get("slow_mover"):
     # Every piece takes its time: what is killed meanwhile is killed in mid-demotion.
     from tierkv.handoff import mover
 
-    copy, mover.REGION_BYTES = mover._copy, 1 << 14
+    copy, mover.REGION_BYTES = mover.copy_into, 1 << 14
 
-    def slowly(batch, layout, region):
+    def slowly(region, batch, layout):
         import time
 
         time.sleep(0.05)
-        return copy(batch, layout, region)
+        return copy(region, batch, layout)
 
-    mover._copy = slowly
+    mover.copy_into = slowly
 print(json.dumps({"ready": True}), flush=True)
 for line in sys.stdin:
     name, *arguments = json.loads(line)

@@ -2,8 +2,7 @@
 
 Runs on the generation thread. What the thread pays is counted in two parts: evaluating the engine's own lazy arrays
 (which the engine would do later anyway), and holding on to the wanted rows. These are shared with the engine (see
-``mlx_cache.rows``), so that the copying is the mover's; only a small part of a large buffer is copied at once when the
-mover is behind, since the buffer would stay in memory for the little that is wanted of it.
+``mlx_cache.rows``), so that all copying is the mover's.
 
 An entry may be evicted while its transfer is on its way: the transfer goes on, since what it holds is not the
 engine's to change. What is held meanwhile is bounded by the mover's cap, beside one transfer of any size; what does not
@@ -13,16 +12,15 @@ fit is dropped and counted.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
-from numpy.typing import NDArray
 
 from tierkv.errors import UnsupportedState
 from tierkv.handoff.client import HandoffClient, Media, ModelHandle, Offer
-from tierkv.handoff.mover import Mover, Transfer
+from tierkv.handoff.mover import Mover
+from tierkv.handoff.transfer import Transfer
 from tierkv.hooks.counters import HotCounters
 from tierkv.hooks.mlx_models import ModelBook, ModelKey
 from tierkv.hooks.prompt_tokens import Ids, as_ids, inside_media, media_in
@@ -33,8 +31,6 @@ from tierkv.state.mlx_leaves import cut
 
 # The agent has it all, or gets it just now.
 NOTHING_MISSING = frozenset({"", "known"})
-# More is not copied on the engine's thread: about 10 ms.
-MOST_COPIED_BYTES = 32 << 20
 
 
 class HandOver:
@@ -77,7 +73,7 @@ class HandOver:
 
     def _submit(self, offer: Offer, layout: Layout, cache: Sequence[Any]) -> str:
         try:
-            transfer = self._copied(offer, layout, cache)
+            transfer = self._held(offer, layout, cache)
         except BaseException:
             self._client.dropped(offer.transfer_id, "hook_error")
             raise
@@ -86,39 +82,24 @@ class HandOver:
         self._counters.handed_over_bytes += transfer.size_bytes
         return ""
 
-    def _copied(self, offer: Offer, layout: Layout, cache: Sequence[Any]) -> Transfer:
+    def _held(self, offer: Offer, layout: Layout, cache: Sequence[Any]) -> Transfer:
         started = self._clock()
         mx.eval(mlx_cache.live_arrays(cache))
         evaluated = self._clock()
         rows: mlx_cache.MxArrays = {}
         if offer.rows_from is not None:
-            rows = mlx_cache.rows(cache, layout, offer.rows_from, offer.position, shared=True)
+            rows = mlx_cache.rows(cache, layout, offer.rows_from, offer.position)
         asked: tuple[tuple[LayerKind, bool], ...] = (("window", offer.window), ("state", offer.state))
         kinds: list[LayerKind] = [kind for kind, wanted in asked if wanted]
-        whole, scalars = mlx_cache.checkpoint(cache, layout, kinds)
+        whole, scalars = mlx_cache.checkpoint(cache, layout, kinds) if kinds else ({}, {})
         views = {name: numpy_view(array) for name, array in rows.items()}
-        size_bytes = sum(view.nbytes for view in views.values())
-        wanted = offer.position - (offer.rows_from or 0)
-        shared_bytes = size_bytes * offer.position // max(wanted, 1)
-        if 2 * wanted < offer.position and size_bytes <= MOST_COPIED_BYTES and self._mover.is_behind(shared_bytes):
-            # numpy's copy takes about a memcpy, mlx's three to six times that.
-            views, shared_bytes = _copied_together(views), 0
+        checkpoint = {name: numpy_view(array) for name, array in whole.items()}
         self._counters.evaluate_s += evaluated - started
         self._counters.copy_s += self._clock() - evaluated
-        checkpoint = {name: numpy_view(array) for name, array in whole.items()}
-        shared_bytes += sum(array.nbytes for array in checkpoint.values())
+        wanted = offer.position - (offer.rows_from or 0)
+        buffers_bytes = sum(view.nbytes for view in views.values()) * offer.position // max(wanted, 1)
+        shared_bytes = buffers_bytes + sum(array.nbytes for array in checkpoint.values())
         return Transfer(offer, layout, views, checkpoint, scalars, shared_bytes)
-
-
-def _copied_together(views: Mapping[mlx_cache.ArrayKey, NDArray[Any]]) -> dict[mlx_cache.ArrayKey, NDArray[Any]]:
-    """C-contiguous copies in one piece of memory, which the system backs with huge pages: that spares page faults."""
-    block, at = np.empty(sum(-(-view.nbytes // 64) * 64 for view in views.values()), np.uint8), 0
-    copies: dict[mlx_cache.ArrayKey, NDArray[Any]] = {}
-    for key, view in views.items():
-        copies[key] = block[at : at + view.nbytes].view(view.dtype).reshape(view.shape)
-        np.copyto(copies[key], view)
-        at += -(-view.nbytes // 64) * 64
-    return copies
 
 
 class Demoter(HandOver):

@@ -6,7 +6,7 @@ array that ``held`` made: a view of the engine's own array object would change u
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any, TypeVar
 
 import mlx.core as mx
@@ -45,14 +45,14 @@ def dtype_name(array: mx.array | None) -> str:
     return name
 
 
-def held(arrays: Mapping[Key, mx.array], copied: Collection[Key] = ()) -> dict[Key, mx.array]:
+def held(arrays: Mapping[Key, mx.array]) -> dict[Key, mx.array]:
     """The same bits as evaluated arrays that no later slice assignment of the engine changes.
 
-    Those in ``copied`` get memory of their own. The others keep the engine's buffer alive and may be strided: they
-    are array objects of their own on it, so mlx copies the buffer before it writes to it. bfloat16 becomes uint16 bit
-    patterns, since numpy has no such dtype. One evaluation for all of them.
+    They keep the engine's buffer alive and may be strided: they are array objects of their own on it, so mlx copies
+    the buffer before it writes to it. bfloat16 becomes uint16 bit patterns, since numpy has no such dtype. One
+    evaluation for all of them.
     """
-    own = {key: _bits(mx.contiguous(a) if key in copied else a[...]) for key, a in arrays.items()}
+    own = {key: _bits(a[...]) for key, a in arrays.items()}
     mx.eval(list(own.values()))
     return own
 

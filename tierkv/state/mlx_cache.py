@@ -86,27 +86,22 @@ def live_arrays(cache: Sequence[Any]) -> list[mx.array]:
     return [array for leaf in leaves(cache) for _, array in leaf.adapter.arrays(leaf.cache) if array is not None]
 
 
-def rows(cache: Sequence[Any], layout: Layout, start: int, stop: int, *, shared: bool = False) -> MxArrays:
+def rows(cache: Sequence[Any], layout: Layout, start: int, stop: int) -> MxArrays:
     """Rows [start, stop) of every array of the "rows" layers, evaluated and safe from later writes of the engine.
 
     Keys are (index in layout.layers, index in its arrays). Arrays: [1, heads, stop - start, width], any strides;
-    bfloat16 as uint16. A layer of which less than half is taken is copied, any other keeps its buffer alive instead:
-    mlx's strided copies take 3 to 6 times a memcpy (measured on 2 cores), the mover's numpy copy does not wait for
-    the engine. With ``shared`` every layer does that, and who wants little of it copies it at once.
+    bfloat16 as uint16. They keep the engine's buffers alive: mlx's strided copies take 3 to 6 times a memcpy (measured
+    on 2 cores), and numpy's copy can be made by a thread that the engine does not wait for.
     Raises UnsupportedState if a layer does not hold these rows.
     """
     if not 0 <= start <= stop:
         raise UnsupportedState("bad_range", f"rows {start} to {stop}")
-    rooms = [leaf.adapter.room(leaf.cache) for leaf in leaves(cache)]
     picked: MxArrays = {}
-    copied: set[ArrayKey] = set()
     for key, array in _arrays_of(cache, layout, ("rows",)):
         if array.shape[TOKEN_AXIS] < stop:
             raise UnsupportedState("bad_range", f"layer {key[0]} holds {array.shape[TOKEN_AXIS]} rows, not {stop}")
         picked[key] = array[..., start:stop, :]
-        if not shared and 2 * (stop - start) < rooms[key[0]]:
-            copied.add(key)
-    return held(picked, copied)
+    return held(picked)
 
 
 def checkpoint(
