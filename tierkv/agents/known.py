@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from tierkv.codec.record import RecordKind
 from tierkv.identity.blocks import BlockKey, PromptChain, Tokens, common_prefix
 
-# About 150 bytes an entry: 20 MB, for 33 million tokens of full blocks.
-MAX_KNOWN = 1 << 17
+# 250 to 950 bytes an entry (measured): at most 31 MB a tier, for 8 million tokens of full blocks.
+MAX_KNOWN = 1 << 15
 MAX_PREFIXES = 64
 MAX_BAD = 4096
 BAD_S = 600.0
@@ -43,7 +43,7 @@ class KnownKeys:
     def __init__(self, limit: int = MAX_KNOWN) -> None:
         self._limit = limit
         self._keys: OrderedDict[BlockKey, tuple[int, Place | None]] = OrderedDict()
-        self._after: dict[BlockKey, dict[BlockKey, Place]] = {}
+        self._after: dict[BlockKey, dict[tuple[RecordKind, int], set[BlockKey]]] = {}
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -54,7 +54,7 @@ class KnownKeys:
         self._keys[key] = min(fidelity, held), place
         self._keys.move_to_end(key)
         if place is not None:
-            self._after.setdefault(place.parent, {})[key] = place
+            self._after.setdefault(place.parent, {}).setdefault((place.kind, place.end), set()).add(key)
         if len(self._keys) > self._limit:
             self.discard([next(iter(self._keys))])
 
@@ -71,18 +71,29 @@ class KnownKeys:
         self._keys.move_to_end(key)
         return True
 
-    def after(self, parents: Iterable[BlockKey]) -> list[tuple[BlockKey, Place]]:
+    def after(self, parents: Iterable[BlockKey]) -> list[BlockKey]:
         """Short blocks and checkpoints that stand on these."""
-        return [each for parent in parents for each in self._after.get(parent, {}).items()]
+        there = (keys for parent in parents for keys in self._after.get(parent, {}).values())
+        return [key for keys in there for key in keys]
+
+    def places_after(self, parents: Iterable[BlockKey]) -> list[Place]:
+        """Where short blocks and checkpoints stand on these: at most 256 of a kind for each, however many prompts."""
+        return [Place(parent, kind, end) for parent in parents for kind, end in self._after.get(parent, ())]
 
     def discard(self, keys: Iterable[BlockKey]) -> None:
         for key in keys:
             _, place = self._keys.pop(key, (0, None))
             if place is not None:
-                siblings = self._after[place.parent]
-                del siblings[key]
-                if not siblings:
-                    del self._after[place.parent]
+                self._leave(key, place)
+
+    def _leave(self, key: BlockKey, place: Place) -> None:
+        places = self._after[place.parent]
+        keys = places[place.kind, place.end]
+        keys.discard(key)
+        if not keys:
+            del places[place.kind, place.end]
+        if not places:
+            del self._after[place.parent]
 
     def clear(self) -> None:
         self._keys.clear()

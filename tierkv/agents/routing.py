@@ -71,11 +71,10 @@ class TierRouter:
         """What a vault has said it holds, and does not hold, of a prompt is known; a bad record counts as not held."""
         if self.tier == "kv":
             gone = [key for index, key in enumerate(chain.keys) if index not in result.blocks]
-            self.known.discard([*gone, *(key for key, _ in self.known.after(gone))])
-        self.known.discard([
-            key for key, place in self.known.after((chain.root, *chain.keys))
-            if key == place.key_in(chain) and not _may_be_held(place, result)
-        ])  # fmt: skip
+            self.known.discard([*gone, *self.known.after(gone)])
+        places = self.known.places_after((chain.root, *chain.keys))
+        own = (place.key_in(chain) for place in places if not _may_be_held(place, result))
+        self.known.discard([key for key in own if key is not None])
         for found in result.blocks.values():
             if not is_bad(found.key):
                 self.known.learn(found.key, found.fidelity)
