@@ -102,3 +102,27 @@ async def test_two_tasks_may_take_turns():
         assert await first == 1
         with pytest.raises(DeadlineExceeded):
             await steps.wait(asyncio.Event().wait(), SOON_S, "nothing")
+
+
+async def test_a_wait_can_be_ended_from_elsewhere_with_a_reason():
+    loop = asyncio.get_running_loop()
+    with Steps("box:1") as steps:
+        steps.fail(KeyError("nobody waits"))
+        assert steps.waiting_s == 0
+        loop.call_later(SOON_S, lambda: steps.fail(OSError("it hangs")))
+        with pytest.raises(OSError, match="it hangs"):
+            await steps.wait(asyncio.Event().wait(), NEVER_S, "nothing")
+        task = asyncio.current_task()
+        assert task is not None
+        assert task.cancelling() == 0
+        # The reason was that wait's alone.
+        with pytest.raises(DeadlineExceeded):
+            await steps.wait(asyncio.Event().wait(), SOON_S, "no data")
+        loop.call_later(SOON_S, task.cancel)
+        with pytest.raises(asyncio.CancelledError):
+            await steps.wait(asyncio.Event().wait(), NEVER_S, "nothing")
+        task.uncancel()
+        seen = []
+        loop.call_later(SOON_S, lambda: seen.append(steps.waiting_s))
+        await steps.wait(after(3 * SOON_S), NEVER_S, "nothing")
+        assert seen[0] > 0

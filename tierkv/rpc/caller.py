@@ -8,6 +8,7 @@ import time
 from collections.abc import Awaitable
 from typing import Any, TypeVar
 
+import grpc
 from google.protobuf.message import DecodeError, Message
 
 from tierkv.errors import DeadlineExceeded, WrongService
@@ -80,9 +81,9 @@ class Caller:
             self._link.measured_rtt(time.perf_counter() - began)
             return parsed(self.peer, answer, data)
 
-    def _client_stream(self, name: str) -> Any:
+    def _client_stream(self, name: str, channel: grpc.aio.Channel) -> Any:
         """A call that takes messages as bytes."""
-        return self._link.channel.stream_unary(self._path(name))(metadata=self._metadata)
+        return channel.stream_unary(self._path(name))(metadata=self._metadata)
 
     def _server_stream(self, name: str, request: Message) -> Any:
         """A call that gives messages as bytes."""

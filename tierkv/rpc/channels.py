@@ -39,10 +39,10 @@ _COMMON = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_metadata_size", MAX_METADATA_BYTES),
-    ("grpc.keepalive_time_ms", 2000),
-    ("grpc.keepalive_timeout_ms", 1000),
     ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.ping_timeout_ms", 1500),
+    # A ping waits behind what the system has taken for a slow link already, which can be seconds of it: at 1.5 s every
+    # transfer below 3 MB/s was cut off. Who waits for something has a limit of its own.
+    ("grpc.http2.ping_timeout_ms", 60_000),
     ("grpc.http2.max_pings_without_data", 0),
 )
 _CLIENT = (
@@ -53,7 +53,10 @@ _CLIENT = (
     ("grpc.enable_retries", 0),
     ("grpc.enable_http_proxy", 0),
 )
+_ASKING = (("grpc.keepalive_time_ms", 1000), ("grpc.keepalive_timeout_ms", 1500))
+_SENDING = (("grpc.keepalive_time_ms", 10_000), ("grpc.keepalive_timeout_ms", 20_000))
 _SERVER = (
+    *_SENDING,
     ("grpc.so_reuseport", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 1000),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 1000),
@@ -67,9 +70,13 @@ def server_options() -> list[tuple[str, int]]:
     return [*_COMMON, *_SERVER]
 
 
-def open_channel(peer: str) -> grpc.aio.Channel:
-    """A channel of its own (no connection is shared with another) to ``host:port``; it connects when first used."""
-    return grpc.aio.insecure_channel(peer, options=[*_COMMON, *_CLIENT, ("tierkv.channel", next(_distinct))])
+def open_channel(peer: str, *, sends: bool = False) -> grpc.aio.Channel:
+    """A channel of its own (no connection is shared with another) to ``host:port``; it connects when first used.
+
+    ``sends``: for large streams to the peer, whose pings are answered late where the link is slow.
+    """
+    own = _SENDING if sends else _ASKING
+    return grpc.aio.insecure_channel(peer, options=[*_COMMON, *_CLIENT, *own, ("tierkv.channel", next(_distinct))])
 
 
 async def wait_connected(channel: grpc.aio.Channel, peer: str, timeout_s: float = CONNECT_TIMEOUT_S) -> None:

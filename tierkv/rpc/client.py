@@ -18,7 +18,7 @@ from tierkv.rpc.admin_client import AdminCalls
 from tierkv.rpc.auth import Token
 from tierkv.rpc.bulk import DEFAULT_MESSAGE_BYTES, MessageWriter
 from tierkv.rpc.caller import parsed, within
-from tierkv.rpc.channels import CONNECT_TIMEOUT_S, EOF, is_broken_write
+from tierkv.rpc.channels import CONNECT_TIMEOUT_S, EOF, is_broken_write, open_channel, peer_error, wait_connected
 from tierkv.rpc.inflow import Inflow
 from tierkv.rpc.node_client import EventBatch, NodeClient, NodeReport
 from tierkv.rpc.operations_client import OperationCalls
@@ -35,8 +35,12 @@ PROBE_TIMEOUT_S = 0.5
 FRAME_TIMEOUT_S = 1.0
 # It may walk an index of a million records.
 TRACE_TIMEOUT_S = 3.0
-# A demotion is in no hurry: a vault may take this long for one message, and for its verdict after the last one.
-STORE_GAP_S = 5.0
+# A demotion is in no hurry: a vault may take this long for one message, and for its verdict after the last one, as long
+# as it answers a question meanwhile. It is asked when it has taken nothing for a second.
+STORE_GAP_S = 15.0
+ASK_AFTER_S = 1.0
+LOOK_EVERY_S = 0.2
+STILL_THERE_S = 1.5
 # Slower on average than any link that is worth using, for longer than the grace: given up. So a total deadline grows
 # with the bytes, and a peer that trickles cannot hold a restore.
 SLOWEST_BYTES_PER_S = 256 << 10
@@ -64,6 +68,13 @@ class VaultClient(AdminCalls, OperationCalls):
         self._frame_timeout_s = frame_timeout_s
         self._max_record_bytes = max_record_bytes
         self._message_bytes = message_bytes
+        self._store_channel: grpc.aio.Channel | None = None
+
+    async def close(self) -> None:
+        """As ``Caller.close``."""
+        await super().close()
+        if self._store_channel is not None:
+            await self._store_channel.close()
 
     def set_timeouts(
         self, *, connect_s: float | None = None, probe_s: float | None = None, frame_s: float | None = None
@@ -141,14 +152,40 @@ class VaultClient(AdminCalls, OperationCalls):
         """
         with self._only_peer_errors(), Steps(self.peer) as steps:
             async with self._link.attempt():
-                call = self._client_stream("Store")
+                call = self._client_stream("Store", await self._outgoing())
+                watch = asyncio.create_task(self._watch(steps))
                 try:
                     keys, n_bytes = await self._send(steps, call, records)
                     limit_s = STORE_GAP_S + n_bytes / SLOWEST_BYTES_PER_S
-                    data = await within(self.peer, call, limit_s, "no verdict")
+                    data = await steps.wait(call, limit_s, "no verdict")
                     return self._outcomes(keys, parsed(self.peer, pb.StoreResponse, data))
                 finally:
+                    watch.cancel()
                     call.cancel()
+
+    async def _outgoing(self) -> grpc.aio.Channel:
+        """A connection for what is stored: questions and restores do not wait behind megabytes on a slow link."""
+        channel = self._store_channel
+        if channel is not None and channel.get_state() is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
+            # It was lost with a vault that is back, as the other connection shows, and would wait before it tries.
+            await channel.close()
+            channel = None
+        if channel is None:
+            channel = self._store_channel = open_channel(self.peer, sends=True)
+        await wait_connected(channel, self.peer, self._link.connect_timeout_s)
+        return channel
+
+    async def _watch(self, steps: Steps) -> None:
+        """Ends the wait for a vault that neither takes anything nor answers: it hangs, and is not just slow."""
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            if steps.waiting_s < ASK_AFTER_S:
+                continue
+            try:
+                await self._ask_nothing(STILL_THERE_S)
+            except grpc.RpcError as error:
+                if steps.waiting_s >= ASK_AFTER_S:
+                    steps.fail(peer_error(self.peer, error))
 
     def _outcomes(self, keys: list[BlockKey], response: pb.StoreResponse) -> list[StoreOutcome]:
         if len(response.results) != len(keys):
@@ -193,15 +230,15 @@ class VaultClient(AdminCalls, OperationCalls):
             raise WrongService(self.peer, "ended a Store call before its end") from None
         except grpc.aio.AioRpcError as error:
             if is_broken_write(error):
-                await self._find_reason()
+                # What a small call meets now: gRPC forgets the status of a call whose write fails.
+                await self._ask_nothing(self._probe_timeout_s)
             raise
         return time.perf_counter() - began
 
-    async def _find_reason(self) -> None:
-        """Raises what a small call meets now: gRPC forgets the status of a call whose write fails."""
+    async def _ask_nothing(self, timeout_s: float) -> None:
+        """Raises grpc.RpcError if the vault does not answer the smallest question."""
         method = self._link.channel.unary_unary(self._path("Touch"))
-        request = pb.TouchRequest().SerializeToString()
-        await method(request, timeout=self._probe_timeout_s, metadata=self._metadata)
+        await method(pb.TouchRequest().SerializeToString(), timeout=timeout_s, metadata=self._metadata)
 
     # --- bytes in ----------------------------------------------------------------------------------
 

@@ -24,8 +24,10 @@ class Steps:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._waiting: asyncio.Task[object] | None = None
+        self._since = 0.0
         self._until = 0.0
         self._over = False
+        self._failure: Exception | None = None
 
     def __enter__(self) -> Steps:
         return self
@@ -35,8 +37,19 @@ class Steps:
             self._timer.cancel()
             self._timer = None
 
+    @property
+    def waiting_s(self) -> float:
+        """How long the present wait has lasted, 0 between waits."""
+        return self._loop.time() - self._since if self._waiting is not None else 0.0
+
+    def fail(self, error: Exception) -> None:
+        """The present wait ends with this error; nothing happens between waits."""
+        if self._waiting is not None:
+            self._failure, self._over = error, True
+            self._waiting.cancel()
+
     async def wait(self, awaitable: Awaitable[T], seconds: float, problem: str) -> T:
-        """What the awaitable gives. Raises DeadlineExceeded, saying ``problem``, after ``seconds``."""
+        """What the awaitable gives. Raises DeadlineExceeded, saying ``problem``, after ``seconds``; or see ``fail``."""
         task = asyncio.current_task()
         assert task is not None
         cancelled_before = task.cancelling()
@@ -45,14 +58,15 @@ class Steps:
             return await awaitable
         except BaseException as error:
             if self._over and task.uncancel() <= cancelled_before and isinstance(error, asyncio.CancelledError):
-                raise DeadlineExceeded(self._peer, f"{problem} for {seconds:.3g} s") from None
+                raise self._failure or DeadlineExceeded(self._peer, f"{problem} for {seconds:.3g} s") from None
             raise
         finally:
             self._waiting = None
 
     def _begin(self, task: asyncio.Task[object], seconds: float) -> None:
-        self._waiting, self._over = task, False
-        self._until = self._loop.time() + seconds
+        self._waiting, self._over, self._failure = task, False, None
+        self._since = self._loop.time()
+        self._until = self._since + seconds
         if self._timer is not None and self._timer.when() > self._until:
             self._timer.cancel()
             self._timer = None
