@@ -13,7 +13,7 @@ from agent_processes import assert_state, hybrid_layout, prompt, rows_layout
 from explained_agent import Rig, demote, explained_agent, finding, restore, until
 
 from tierkv.errors import Refused
-from tierkv.handoff.client import ModelAnnouncement, NotRestored, model_files
+from tierkv.handoff.client import ModelAnnouncement, NotRestored, Restored, model_files
 from tierkv.identity.blocks import BlockKey
 from tierkv.state.layout import LayerLayout, Layout
 from tierkv.store.base import Selector
@@ -173,6 +173,11 @@ async def test_another_identity_says_which_part_differs(rig: Rig, change: dict, 
     assert finding(explained, "kv").reason == "other_identity"
     assert explained.differing_parts == (part,)
     assert f": {part})" in explained.sentence
+    # What was computed instead is stored a moment later, and the request is explained as it was.
+    await demote(engine, tokens)
+    assert f": {part})" in (await rig.explain()).sentence
+    assert isinstance(await restore(engine, tokens), Restored)
+    assert "identity" not in (await rig.explain()).sentence
 
 
 async def test_other_weights_and_adapters_are_told_by_name(rig: Rig):

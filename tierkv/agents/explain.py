@@ -16,7 +16,6 @@ from tierkv.agents.why import detail_of, sentence_of
 from tierkv.errors import Refused, TierKVError
 from tierkv.identity.blocks import BLOCK_TOKENS, PromptChain, Tokens
 from tierkv.rpc.tracing import Traced
-from tierkv.rpc.vault_port import VaultPort
 from tierkv.store.journal import Fate
 from tierkv.telemetry.explanation import Explanation, RequestLine, TierFinding
 
@@ -87,7 +86,7 @@ class Explainer:
 
     async def _explained(self, trace: RequestTrace) -> Explanation:
         asked = [part for part in trace.vaults if not part.error and (part.kind, part.peer) in self._ports]
-        answers = await asyncio.gather(*(self._trace_at(self._ports[part.kind, part.peer], trace) for part in asked))
+        answers = await asyncio.gather(*(self._trace_at(part, trace) for part in asked))
         traced = {(part.kind, part.peer): answer for part, answer in zip(asked, answers, strict=True)}
         findings = [self._hot(trace)]
         findings += [self._vault(trace, part, traced.get((part.kind, part.peer))) for part in trace.vaults]
@@ -100,11 +99,13 @@ class Explainer:
         sentence = sentence_of(explained, prompt_only=trace.number == 0, least_tokens=self._min_restore_tokens())
         return replace(explained, sentence=sentence)
 
-    async def _trace_at(self, port: VaultPort, trace: RequestTrace) -> Traced | None:
+    async def _trace_at(self, part: VaultTrace, trace: RequestTrace) -> Traced | None:
         if trace.root is None:
             return None
+        # By now the vault may have the prompt: what it had when it was asked counts.
+        beginning = b"" if part.reach else trace.beginning
         try:
-            return await port.trace(trace.root, trace.keys, trace.beginning)
+            return await self._ports[part.kind, part.peer].trace(trace.root, trace.keys, beginning)
         except TierKVError:
             return None
 

@@ -121,7 +121,8 @@ def peer_error(peer: str, error: grpc.RpcError) -> TierKVError:
             return WrongService(peer, "what listens there does not speak gRPC")
         return Unreachable(peer, _what_happened(details))
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return DeadlineExceeded(peer, details or "no answer in time")
+        # gRPC's own words are "Deadline Exceeded", or "Stream removed" where it has just given up the connection.
+        return DeadlineExceeded(peer, "no answer in time")
     if code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
         return NotAuthenticated(peer, details or "wrong or no token")
     if code is grpc.StatusCode.UNIMPLEMENTED:

@@ -37,7 +37,7 @@ class Traced:
 
 
 def trace(store: Store, root: BlockKey, keys: Sequence[BlockKey], beginning: bytes) -> Traced:
-    """Reads the index and the journal; counts and leases nothing."""
+    """Reads the index and the journal; counts and leases nothing. Without ``beginning`` no other identity is sought."""
     here = store.lookup(keys)
     leading = next((index for index, entry in enumerate(here) if entry is None), len(keys))
     tip = keys[leading - 1] if leading else root
@@ -47,7 +47,7 @@ def trace(store: Store, root: BlockKey, keys: Sequence[BlockKey], beginning: byt
         store.fate(keys[leading]) if leading < len(keys) else None,
         bool(store.children(tip, (RecordKind.BLOCK,), limit=1)),
         tuple(sorted(lost, key=lambda fate: -fate.end)[:MAX_LOST]),
-        () if leading else tuple(store.same_beginning(root, beginning)),
+        tuple(store.same_beginning(root, beginning)),
         store.remembers_since_unix_s,
     )
 
