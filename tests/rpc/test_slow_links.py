@@ -109,3 +109,15 @@ async def test_the_connection_for_stores_is_made_anew_when_a_vault_is_back(vault
         await asyncio.sleep(0.02)
     assert await put(client, first) == ["stored"]
     await client.close()
+
+
+async def test_a_restore_that_is_left_before_its_first_message_says_how_slow_the_link_may_be():
+    """Less than the first message in that time: not "2 bytes a second"."""
+    async with running_vault() as vault, slow_link(vault.runtime.address) as peer:
+        client = VaultClient(peer, vault.token)
+        await put(vault.client(), records(800_000, 1))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.25):
+                await take(client, [records(800_000, 1)[0].key])
+        assert 10_000 < client.link.receive_rate(60.0) < 2 * RATE
+        await client.close()
