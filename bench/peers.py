@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from _agents import TOKEN, start
+from _leaving import leave_with
 from _scratch import scratch_folder
 from transport import MIB, make_records
 
@@ -273,7 +274,7 @@ def shown(seconds: list[float]) -> str:
     return f"{statistics.median(seconds):.2f} ({max(seconds):.2f})" if seconds else ""
 
 
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3, help="times for each fault and call (%(default)s)")
     parser.add_argument("--json", action="store_true", help="one JSON document")
@@ -288,7 +289,7 @@ def main() -> int:
     ]
     if options.json:
         print(json.dumps({"schema": "tierkv.bench.peers/1", "lines": lines, "late": late}))
-        return bool(late)
+        return
     print("seconds until the call ended: median (longest)")
     print(f"{'':<13}" + "".join(f"{name:>15}" for name in CALLS) + f"{'wanted':>9}{'found again':>15}{'wanted':>9}")
     for line in lines:
@@ -296,8 +297,7 @@ def main() -> int:
         again = f"{shown(line['found_again_s']):>15}{FOUND_S:>9}" if line["found_again_s"] else ""
         print(f"{line['fault']:<13}{cells}{line['wanted_s']:>9}{again}")
     print(f"too late: {', '.join(late)}" if late else "all within what is wanted")
-    return bool(late)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave_with(main)

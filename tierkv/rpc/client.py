@@ -167,13 +167,14 @@ class VaultClient(AdminCalls, OperationCalls):
 
     async def _outgoing(self) -> grpc.aio.Channel:
         """A connection for what is stored: questions and restores do not wait behind megabytes on a slow link."""
-        channel = self._store_channel
-        if channel is not None and channel.get_state() is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
+        lost = self._store_channel
+        if lost is not None and lost.get_state() is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
             # It was lost with a vault that is back, as the other connection shows, and would wait before it tries.
-            await channel.close()
-            channel = None
-        if channel is None:
-            channel = self._store_channel = open_channel(self.peer, sends=True)
+            self._store_channel = None
+            await lost.close()
+        if self._store_channel is None:
+            self._store_channel = open_channel(self.peer, sends=True)
+        channel = self._store_channel
         await wait_connected(channel, self.peer, self._link.connect_timeout_s)
         return channel
 
@@ -188,6 +189,8 @@ class VaultClient(AdminCalls, OperationCalls):
             except grpc.RpcError as error:
                 if steps.waiting_s >= ASK_AFTER_S:
                     steps.fail(peer_error(self.peer, error))
+            except grpc.aio.UsageError:
+                return  # the client is closed, and the store with it
 
     def _outcomes(self, keys: list[BlockKey], response: pb.StoreResponse) -> list[StoreOutcome]:
         if len(response.results) != len(keys):
