@@ -51,7 +51,7 @@ class Breaker:
         if state == "closed":
             return Attempt(self._generation, trial=False)
         if state == "open" or self._trial_in_flight:
-            raise BreakerOpen(self._peer, f"not asked, it failed a moment ago: {self._last_error}")
+            raise BreakerOpen(self._peer, f"not asked, it failed a moment ago ({self._last_error})")
         self._trial_in_flight = True
         return Attempt(self._generation, trial=True)
 
@@ -68,7 +68,7 @@ class Breaker:
         """True if this failure opened the breaker (again)."""
         if attempt.generation != self._generation:
             return False
-        self._last_error = type(error).__name__
+        self._last_error = str(error).removeprefix(f"{self._peer}: ")
         self._slow += 1
         gone = isinstance(error, Unreachable | NotAuthenticated | WrongService)
         if not (gone or attempt.trial or self._slow >= SLOW_CALLS_TO_OPEN):
