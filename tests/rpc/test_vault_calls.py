@@ -18,7 +18,7 @@ from tierkv.rpc import probing, wire
 from tierkv.rpc.auth import Token
 from tierkv.rpc.bulk import ChunkKind, read_chunks
 from tierkv.rpc.local import LocalVault
-from tierkv.rpc.vault_port import Piece, VaultPort
+from tierkv.rpc.vault_port import Missing, Piece, VaultPort
 from tierkv.store.base import Selector
 from tierkv.v1 import vault_service_pb2 as pb
 from tierkv.v1 import vault_service_pb2_grpc as pb_grpc
@@ -333,6 +333,31 @@ async def test_a_record_damaged_in_the_vault_is_quarantined_and_missed_with_a_re
     assert await _shown(vault, "quarantine") == ("error", records[1].key.hex()[:8])
     assert await put(port, [records[1]]) == ["stored"]
     assert await take(port, keys) == [item.data for item in records]
+
+
+async def test_a_reader_that_leaves_at_damage_finds_all_of_it_the_next_time(vault: Vault):
+    """Blocks 2, 30 and 59 of 60 are damaged; the reader asks for all and goes at the first that is missing."""
+    port, records = vault.client(), blocks_of(prompt(60 * 256), size=300_000)
+    await put(port, records)
+    for index in (2, 30, 59):
+        reader = vault.store.open(records[index].key, count_hit=False)
+        assert reader is not None
+        with reader:
+            reader.views(len(records[index].data) - 10, 1)[0][0] ^= 0x40
+    keys = [item.key for item in records]
+    async with contextlib.aclosing(port.promote(keys)) as items:
+        async for item in items:
+            if isinstance(item, Missing):
+                break
+    for _ in range(1500):
+        if vault.store.stats().quarantined_records == 3:
+            break
+        await asyncio.sleep(0.02)
+    found = await port.probe(prompt(60 * 256), blocks=True)
+    assert set(range(60)) - set(found.blocks) == {2, 30, 59}
+    assert await put(port, [records[index] for index in (2, 30, 59)]) == ["stored"] * 3
+    assert await take(port, keys) == [item.data for item in records]
+    assert vault.runtime.telemetry.snapshot().counters["damaged_records"] == 3
 
 
 async def _shown(vault: Vault, kind: str) -> tuple[str, str]:

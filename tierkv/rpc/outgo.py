@@ -60,6 +60,13 @@ def open_verified(
     return reader
 
 
+def check(store: Store, key: BlockKey, on_damage: Callable[[], None]) -> None:
+    """As ``open_verified``, for the sake of the quarantine alone."""
+    opened = open_verified(store, key, on_damage, count_hit=False)
+    if not isinstance(opened, str):
+        opened.close()
+
+
 def _quarantine(store: Store, key: BlockKey, problem: str, on_damage: Callable[[], None]) -> str:
     store.quarantine(key, problem)
     on_damage()
@@ -120,7 +127,14 @@ class Outgo:
         self._messages = self._run()
         self._data_bytes = 0
         self._wanted_bytes = 1
+        self._n_opened = 0
+        self._met_damage = False
         self._lock = threading.Lock()
+
+    @property
+    def suspects(self) -> Sequence[BlockKey]:
+        """What was not read, if some of what was read is damaged: the reader may have left because of that."""
+        return self._keys[self._n_opened :] if self._met_damage else ()
 
     def next_messages(self) -> list[Outgoing]:
         """The next ones, of AHEAD_BYTES or one; none when all is said. Records of those encoded by now are let go."""
@@ -152,7 +166,9 @@ class Outgo:
     def _run(self) -> Generator[Outgoing, None, None]:
         for index, key in enumerate(self._keys):
             opened = open_verified(self._store, key, self._on_damage, count_hit=not self._peek)
+            self._n_opened = index + 1
             if isinstance(opened, str):
+                self._met_damage = self._met_damage or opened == DAMAGED
                 self._on_missing(opened)
                 self._writer.add_missing(index, opened)
                 if not self._writer.room and (message := self._flush()):

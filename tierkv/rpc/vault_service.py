@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -19,7 +19,7 @@ from tierkv.rpc.bulk import bounded_message_bytes
 from tierkv.rpc.channels import EOF, printable
 from tierkv.rpc.intake import Intake
 from tierkv.rpc.operations import Operations
-from tierkv.rpc.outgo import Outgo
+from tierkv.rpc.outgo import Outgo, check
 from tierkv.rpc.probing import look_up
 from tierkv.rpc.serving import Context, client_stream, server_stream, unary
 from tierkv.rpc.steps import Steps
@@ -63,6 +63,8 @@ class VaultServicer:
         self._max_record_bytes = max_record_bytes
         self._pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="vault")
         self._bulk_streams = 0
+        self._suspects: dict[BlockKey, None] = {}
+        self._checking: asyncio.Task[None] | None = None
         self._operations = Operations(store, self._run, telemetry, token)
 
     def register(self, server: grpc.aio.Server) -> None:
@@ -86,6 +88,8 @@ class VaultServicer:
 
     def close(self) -> None:
         """No call runs any more; the workers are done."""
+        if self._checking is not None:
+            self._checking.cancel()
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     async def _run(self, function: Callable[..., T], *args: Any) -> T:
@@ -155,8 +159,21 @@ class VaultServicer:
                 # Counted first: a reader that leaves with its last byte cancels what is awaited here.
                 self._tier.bytes_out(sent_bytes)
                 await self._run(outgo.close)
+                self._suspect(outgo.suspects)
         if not request.peek:
             self._tier.promote_s.add(time.perf_counter() - began)
+
+    def _suspect(self, keys: Sequence[BlockKey]) -> None:
+        """Damage seldom comes alone: what follows is read too, so that all of a prompt is stored anew at once."""
+        self._suspects.update(dict.fromkeys(keys))
+        if self._suspects and (self._checking is None or self._checking.done()):
+            self._checking = asyncio.create_task(self._check_suspects(), name="check what follows damage")
+
+    async def _check_suspects(self) -> None:
+        while self._suspects:
+            key = next(iter(self._suspects))
+            del self._suspects[key]
+            await self._run(check, self._store, key, self._damaged)
 
     def _damaged(self) -> None:
         self._telemetry.count("damaged_records")
