@@ -14,7 +14,7 @@ from explained_agent import Rig, demote, explained_agent, finding, restore, unti
 
 from tierkv.errors import Refused
 from tierkv.handoff.client import ModelAnnouncement, NotRestored, Restored, model_files
-from tierkv.identity.blocks import BlockKey
+from tierkv.identity.blocks import BlockKey, PromptChain
 from tierkv.state.layout import LayerLayout, Layout
 from tierkv.store.base import Selector
 
@@ -225,9 +225,7 @@ async def test_a_damaged_record_is_named_as_such(rig: Rig):
     engine = await rig.engine()
     tokens = prompt(700)
     await demote(engine, tokens)
-    with rig.kv.store.open(second_block(rig, tokens)) as reader:
-        view = np.frombuffer(reader.views(reader.size_bytes - 40, 8)[0], np.uint8)
-        ctypes.memset(view.ctypes.data, int(view[0]) ^ 0xFF, 1)
+    damage(rig, second_block(rig, tokens))
     assert_state(await restore(engine, tokens), engine.layout, tokens, 256)
     explained = await rig.explain()
     kv = finding(explained, "kv")
@@ -235,6 +233,31 @@ async def test_a_damaged_record_is_named_as_such(rig: Rig):
     assert kv.reason == "damaged"
     assert explained.sentence.startswith("restored 256 of 700 tokens")
     assert "damaged" in explained.sentence
+
+
+async def test_a_prompt_that_is_damaged_in_many_places_heals_at_once(rig: Rig):
+    """Every other block of twelve: one request finds the first, what is computed instead brings all of them again."""
+    engine = await rig.engine()
+    tokens = prompt(12 * 256 + 40)
+    await demote(engine, tokens)
+    chain = PromptChain.of(engine_root(rig), tokens)
+    for index in (1, 4, 5, 8, 11):
+        damage(rig, chain.keys[index])
+    assert_state(await restore(engine, tokens), engine.layout, tokens, 256)
+    await until(lambda: rig.kv.store.stats().quarantined_records == 5)
+    await demote(engine, tokens)
+    assert_state(await restore(engine, tokens), engine.layout, tokens, len(tokens) - 1)
+
+
+def engine_root(rig: Rig) -> BlockKey:
+    (root,) = {prefix.leaf.header.root for prefix in rig.kv.store.prefixes(Selector())}
+    return root
+
+
+def damage(rig: Rig, key: BlockKey) -> None:
+    with rig.kv.store.open(key) as reader:
+        view = np.frombuffer(reader.views(reader.size_bytes - 40, 8)[0], np.uint8)
+        ctypes.memset(view.ctypes.data, int(view[0]) ^ 0xFF, 1)
 
 
 def second_block(rig: Rig, tokens: np.ndarray) -> BlockKey:

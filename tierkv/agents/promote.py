@@ -29,6 +29,7 @@ from tierkv.agents.routing import TierRouter
 from tierkv.agents.trace import RequestTrace, VaultTrace
 from tierkv.errors import PeerError
 from tierkv.handoff.server import Connection
+from tierkv.identity.blocks import BLOCK_TOKENS, PromptChain
 from tierkv.state.layout import Layout
 from tierkv.telemetry.node import NodeTelemetry
 
@@ -101,7 +102,15 @@ class Promoter:
             outcome = self._none(View(reasons={"kv": "foreign_layout"}), request)
         outcome.seconds = time.monotonic() - began_s
         trace.ended(request, outcome)
+        self._doubt(request.chain, trace)
         return outcome
+
+    def _doubt(self, chain: PromptChain, trace: RequestTrace) -> None:
+        """Damage seldom comes alone: what stands behind a damaged record is not known to be stored any more."""
+        for part in trace.vaults:
+            if part.failed["damaged"]:
+                known, behind = self._routers[part.kind].known, chain.keys[(part.failed_at - 1) // BLOCK_TOKENS :]
+                known.discard([*behind, *known.after(behind)])
 
     async def look_up(
         self, request: RestoreRequest, trace: RequestTrace, *, peek: bool = False
