@@ -511,14 +511,16 @@ def test_what_waits_lets_go_of_large_buffers(agent: Agent, client: HandoffClient
 def test_one_that_cannot_be_made_small_waits_as_it_is(agent: Agent, client: HandoffClient, monkeypatch):
     """No memory for the copy: nothing is lost, and the thread goes on with the next."""
     taken = Taken(agent, hold=True)
-    full, tried = rows(256 * 200), []
+    full, tried, made = rows(256 * 200), [], []
     shrink = Transfer.compacted
 
     def refusing(self: Transfer) -> Transfer:
-        tried.append(self)
+        tried.append(1)
         if len(tried) == 1:
             raise MemoryError
-        return shrink(self)
+        small = shrink(self)
+        made.append(weakref.ref(small.rows[0, 0]))
+        return small
 
     monkeypatch.setattr(Transfer, "compacted", refusing)
     mover = Mover(client, pending_bytes_cap=4 * full.nbytes)
@@ -537,6 +539,7 @@ def test_one_that_cannot_be_made_small_waits_as_it_is(agent: Agent, client: Hand
         agent.call(connection.send("free", {"offsets": [offset]}))
     assert mover.drain(10)
     assert (mover.stats.moved, mover.stats.dropped) == (4, 0)
+    wait_for(lambda: [each() for each in made] == [None])
     mover.close()
 
 

@@ -150,6 +150,8 @@ class Mover:
                     return
             if chosen is not None:
                 self._shrink(chosen)
+            # Nothing is to be kept by the name of what was shrunk last.
+            del chosen
 
     def _wasteful(self) -> _Waiting | None:
         """The newest transfer that holds much more than is wanted, if much is held; the mover takes the oldest."""
