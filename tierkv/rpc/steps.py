@@ -25,6 +25,8 @@ class Steps:
         self._timer: asyncio.TimerHandle | None = None
         self._waiting: asyncio.Task[object] | None = None
         self._since = 0.0
+        self.number = 0
+        """Of the present wait, or the last one."""
         self._until = 0.0
         self._over = False
         self._failure: Exception | None = None
@@ -66,6 +68,7 @@ class Steps:
     def _begin(self, task: asyncio.Task[object], seconds: float) -> None:
         self._waiting, self._over, self._failure = task, False, None
         self._since = self._loop.time()
+        self.number += 1
         self._until = self._since + seconds
         if self._timer is not None and self._timer.when() > self._until:
             self._timer.cancel()
