@@ -114,6 +114,9 @@ class FakeAgent:
         entry.complete = True
         self.entries.append(entry)
 
+    async def on_flush(self, connection, message):
+        await connection.send("flushed", {"complete": True})
+
     async def on_restore(self, connection, message):
         number = message.integer("id")
         entry, position = self._best(message)

@@ -221,7 +221,7 @@ def test_the_agent_hears_of_the_hot_tier(agent, tmp_path):
     assert rig.tiers.client.wait_available(10)
     rig.serve(prompt(100))
     rig.serve(prompt(100))
-    assert rig.tiers.mover.drain(10)
+    assert rig.tiers.mover.drain(10, stored=True)
     wait_for(lambda: agent.reports and agent.reports[-1].get("hits") == 1)
     said = agent.reports[-1]
     assert said["hits_by_kind"] == {"none": 1, "exact": 1}
@@ -237,6 +237,6 @@ def test_every_snapshot_becomes_one_checkpoint(agent, tmp_path):
     cache = rig.module.make_kv_cache(rig.model)
     snapshots = prefill(rig.module, rig.model, tokens[:-1], cache, 128)
     rig.prefixes.add_kv_cache(tokens, cache, [*snapshots, *snapshots])
-    assert rig.tiers.mover.drain(10)
+    assert rig.tiers.mover.drain(10, stored=True)
     assert [each["position"] for each in agent.ops("offer")] == [128, 256, 298]
     rig.close()

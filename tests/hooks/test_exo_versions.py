@@ -56,7 +56,7 @@ def test_a_build_of_the_prefix_cache_is_hooked_as_it_is(build, agent, tmp_path, 
     assert len(rig.hook.shape.lists) == lists
     tokens = np.random.default_rng(1).integers(0, 97, 300).tolist()
     assert rig.serve(tokens).cached == 0
-    assert rig.tiers.mover.drain(10)
+    assert rig.tiers.mover.drain(10, stored=True)
     rig.prefixes.clear()
     assert rig.serve(tokens).cached == 298
     assert {len(getattr(rig.prefixes, each)) for each in rig.hook.shape.lists} == {1}
@@ -70,17 +70,17 @@ def test_what_exo_computes_from_state_that_it_does_not_have_is_not_stored(build,
     assert rig.tiers.client.wait_available(10)
     longer = np.random.default_rng(1).integers(0, 97, 460).tolist()
     rig.serve(longer[:300])
-    assert rig.tiers.mover.drain(10)
+    assert rig.tiers.mover.drain(10, stored=True)
     # The vault's copy is right, EXO's own use of its entry is not: it goes on at 300 from a state at 298.
     agent.restore_reason = "down"
     assert rig.serve(longer[:400]).cached == 300
     assert rig.serve(longer).cached == 400
-    assert rig.tiers.mover.drain(10)
+    assert rig.tiers.mover.drain(10, stored=True)
     assert rig.tiers.counters.refusals == {"wrong_state": 2}
     assert len(agent.entries) == 1
     agent.restore_reason = ""
     assert rig.serve(longer).cached == 298
-    assert rig.tiers.mover.drain(10)
+    assert rig.tiers.mover.drain(10, stored=True)
     assert [entry.position for entry in agent.entries] == [298, 458]
     rig.close()
 
