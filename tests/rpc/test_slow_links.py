@@ -121,3 +121,35 @@ async def test_a_restore_that_is_left_before_its_first_message_says_how_slow_the
                 await take(client, [records(800_000, 1)[0].key])
         assert 10_000 < client.link.receive_rate(60.0) < 2 * RATE
         await client.close()
+
+
+async def test_what_a_restore_left_on_the_way_holds_up_nothing_that_follows():
+    """Nor does the next restore wait for it: both have connections without it."""
+    async with running_vault() as vault, slow_link(vault.runtime.address) as peer:
+        client = VaultClient(peer, vault.token)
+        big, small = records(3_000_000, 1)[0], records(100, 1)[0]
+        await put(vault.client(), [big, small])
+        for _ in range(2):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(0.6):
+                    await take(client, [big.key])
+            assert await client.touch([small.key]) == [True]
+            assert await take(client, [small.key]) == [small.data]
+        await client.close()
+
+
+async def test_restores_that_share_a_connection_outlive_the_one_that_leaves():
+    async with running_vault() as vault:
+        client = vault.client()
+        sent = records(4_000_000, 3)
+        await put(client, sent)
+        staying = [asyncio.create_task(take(client, [each.key for each in sent])) for _ in range(3)]
+        async with contextlib.aclosing(client.promote([each.key for each in sent])) as items:
+            async for _ in items:
+                break
+        assert await take(client, [sent[0].key]) == [sent[0].data]
+        for each in staying:
+            assert await each == [one.data for one in sent]
+        streams = client._incoming._streams
+        assert sum(streams.values()) == 0
+        assert len(streams) == 1, "the one that was left is closed"

@@ -85,9 +85,9 @@ class Caller:
         """A call that takes messages as bytes."""
         return channel.stream_unary(self._path(name))(metadata=self._metadata)
 
-    def _server_stream(self, name: str, request: Message) -> Any:
-        """A call that gives messages as bytes."""
-        method = self._link.channel.unary_stream(self._path(name))
+    def _server_stream(self, name: str, request: Message, channel: grpc.aio.Channel | None = None) -> Any:
+        """A call that gives messages as bytes; on the link's own connection if no other is given."""
+        method = (channel or self._link.channel).unary_stream(self._path(name))
         return method(request.SerializeToString(), metadata=self._metadata)
 
     def _path(self, name: str) -> str:

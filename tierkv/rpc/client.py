@@ -17,8 +17,9 @@ from tierkv.rpc import wire
 from tierkv.rpc.admin_client import AdminCalls
 from tierkv.rpc.auth import Token
 from tierkv.rpc.bulk import DEFAULT_MESSAGE_BYTES, MessageWriter
+from tierkv.rpc.bulk_channels import BulkChannel
 from tierkv.rpc.caller import parsed, within
-from tierkv.rpc.channels import CONNECT_TIMEOUT_S, EOF, is_broken_write, open_channel, peer_error, wait_connected
+from tierkv.rpc.channels import CONNECT_TIMEOUT_S, EOF, is_broken_write, peer_error
 from tierkv.rpc.inflow import Inflow
 from tierkv.rpc.node_client import EventBatch, NodeClient, NodeReport
 from tierkv.rpc.operations_client import OperationCalls
@@ -70,13 +71,14 @@ class VaultClient(AdminCalls, OperationCalls):
         self._frame_timeout_s = frame_timeout_s
         self._max_record_bytes = max_record_bytes
         self._message_bytes = message_bytes
-        self._store_channel: grpc.aio.Channel | None = None
+        self._outgoing = BulkChannel(peer)
+        self._incoming = BulkChannel(peer)
 
     async def close(self) -> None:
         """As ``Caller.close``."""
         await super().close()
-        if self._store_channel is not None:
-            await self._store_channel.close()
+        await self._outgoing.close()
+        await self._incoming.close()
 
     def set_timeouts(
         self, *, connect_s: float | None = None, probe_s: float | None = None, frame_s: float | None = None
@@ -121,6 +123,8 @@ class VaultClient(AdminCalls, OperationCalls):
         with self._only_peer_errors():
             limit_s = self._probe_timeout_s if total_s is None else total_s
             request = wire.query_to_proto(query)
+            if not query.peek:
+                self._incoming.prepare()  # what is found is wanted next
             message = await self._unary("Probe", request, pb.ProbeResponse, limit_s, total_s=total_s)
             return wire.answer_from_proto(message, self._max_record_bytes)
 
@@ -153,8 +157,8 @@ class VaultClient(AdminCalls, OperationCalls):
         the call and is raised; records that were whole by then may have been stored.
         """
         with self._only_peer_errors(), Steps(self.peer) as steps:
-            async with self._link.attempt():
-                call = self._client_stream("Store", await self._outgoing())
+            async with self._link.attempt(), self._outgoing.stream(self._link.connect_timeout_s) as channel:
+                call = self._client_stream("Store", channel)
                 watch = asyncio.create_task(self._watch(steps))
                 try:
                     keys, n_bytes = await self._send(steps, call, records)
@@ -164,19 +168,6 @@ class VaultClient(AdminCalls, OperationCalls):
                 finally:
                     watch.cancel()
                     call.cancel()
-
-    async def _outgoing(self) -> grpc.aio.Channel:
-        """A connection for what is stored: questions and restores do not wait behind megabytes on a slow link."""
-        lost = self._store_channel
-        if lost is not None and lost.get_state() is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
-            # It was lost with a vault that is back, as the other connection shows, and would wait before it tries.
-            self._store_channel = None
-            await lost.close()
-        if self._store_channel is None:
-            self._store_channel = open_channel(self.peer, sends=True)
-        channel = self._store_channel
-        await wait_connected(channel, self.peer, self._link.connect_timeout_s)
-        return channel
 
     async def _watch(self, steps: Steps) -> None:
         """Ends the wait for a vault that neither takes anything nor answers: it hangs, and is not just slow."""
@@ -272,8 +263,10 @@ class VaultClient(AdminCalls, OperationCalls):
         request = pb.BatchPromoteRequest(keys=keys, message_bytes=message_bytes, peek=peek)
         waited_s, waits_since = 0.0, 0.0
         with self._only_peer_errors(), Steps(self.peer) as steps:
-            async with self._link.attempt(self._left_s(until)) as attempt:
-                call = self._server_stream("BatchPromote", request)
+            limit_s = self._left_s(until)
+            connect_s = self._link.connect_timeout_s if limit_s is None else min(limit_s, self._link.connect_timeout_s)
+            async with self._link.attempt(limit_s) as attempt, self._incoming.stream(connect_s) as channel:
+                call = self._server_stream("BatchPromote", request, channel)
                 try:
                     while not inflow.ended:
                         gap_s, waits_since = self._gap_s(until), time.perf_counter()
@@ -291,6 +284,8 @@ class VaultClient(AdminCalls, OperationCalls):
                     received = inflow.received_bytes or int(message_bytes * PART_OF_MESSAGE)
                     self._link.measured_receive(received, waited_s, left=not inflow.ended)
                     call.cancel()
+                    if not inflow.ended:
+                        self._incoming.spoil(channel)
 
     def _fitting_message_bytes(self) -> int:
         """What comes within a twentieth of a second: of a message nothing is seen before all of it is here.
