@@ -140,13 +140,13 @@ async def restore(client: VaultClient, records: list[Record]) -> None:
         pass
 
 
-async def store(client: VaultClient, records: list[Record]) -> None:
-    async def endless() -> AsyncIterator[Record]:
-        for _ in range(STORED_TIMES):
+async def store(client: VaultClient, records: list[Record], times: int = STORED_TIMES) -> None:
+    async def each() -> AsyncIterator[Record]:
+        for _ in range(times):
             for record in records:
                 yield record
 
-    await client.store(endless())
+    await client.store(each())
 
 
 CALLS: dict[str, Callable[[VaultClient, list[Record]], Awaitable[None]]] = {
@@ -171,7 +171,7 @@ async def one_loss(vault: Vault, records: list[Record], fault: str, name: str) -
     proxy = Proxy(vault.port)
     await proxy.start()
     client = client_of(proxy.port if fault == "black-holed" else vault.port)
-    await filled(client, records)
+    await store(client, records, times=1)
     under_way = asyncio.create_task(until_it_fails(CALLS[name](client, records)))
     await asyncio.sleep(0.2)
     assert not under_way.done(), "the call is over before the fault"
@@ -189,14 +189,6 @@ async def one_loss(vault: Vault, records: list[Record], fault: str, name: str) -
     await client.close()
     await proxy.close()
     return noticed, found
-
-
-async def filled(client: VaultClient, records: list[Record]) -> None:
-    async def each() -> AsyncIterator[Record]:
-        for record in records:
-            yield record
-
-    await client.store(each())
 
 
 # --- what never was a vault ---------------------------------------------------------------------

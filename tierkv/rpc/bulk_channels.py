@@ -33,7 +33,7 @@ class BulkChannel:
         lost = self._channel
         if lost is not None and lost.get_state() is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
             # It was lost with a peer that may be back by now, and would wait before it tries again.
-            self._retire(lost)
+            self.spoil(lost)
         if self._channel is None:
             self._channel = open_channel(self._peer, sends=True)
         self._channel.get_state(try_to_connect=True)
@@ -63,14 +63,10 @@ class BulkChannel:
         """Streams that run end with it."""
         self._closed = True
         if self._channel is not None:
-            self._retire(self._channel)
+            self.spoil(self._channel)
         for channel in list(self._streams):
             await channel.close()
         await asyncio.gather(*self._closing, return_exceptions=True)
-
-    def _retire(self, channel: grpc.aio.Channel) -> None:
-        self._streams.setdefault(channel, 0)
-        self.spoil(channel)
 
     def _close_unused(self, channel: grpc.aio.Channel) -> None:
         if channel is not self._channel and not self._streams.get(channel, 0):

@@ -157,7 +157,7 @@ class VaultClient(AdminCalls, OperationCalls):
         the call and is raised; records that were whole by then may have been stored.
         """
         with self._only_peer_errors(), Steps(self.peer) as steps:
-            async with self._link.attempt(), self._outgoing.stream(self._link.connect_timeout_s) as channel:
+            async with self._link.attempt(), self._outgoing.stream(self._link.connect_limit_s()) as channel:
                 call = self._client_stream("Store", channel)
                 watch = asyncio.create_task(self._watch(steps))
                 try:
@@ -264,7 +264,7 @@ class VaultClient(AdminCalls, OperationCalls):
         waited_s, waits_since = 0.0, 0.0
         with self._only_peer_errors(), Steps(self.peer) as steps:
             limit_s = self._left_s(until)
-            connect_s = self._link.connect_timeout_s if limit_s is None else min(limit_s, self._link.connect_timeout_s)
+            connect_s = self._link.connect_limit_s(limit_s)
             async with self._link.attempt(limit_s) as attempt, self._incoming.stream(connect_s) as channel:
                 call = self._server_stream("BatchPromote", request, channel)
                 try:

@@ -64,8 +64,7 @@ class Link:
             raise Unreachable(self.peer, "the client is closed")
         attempt = self.breaker.admit() if self._breaks else _UNCOUNTED
         try:
-            limit_s = self.connect_timeout_s if budget_s is None else min(self.connect_timeout_s, budget_s)
-            await wait_connected(self.channel, self.peer, limit_s)
+            await wait_connected(self.channel, self.peer, self.connect_limit_s(budget_s))
             yield attempt
         except grpc.RpcError as error:
             failure = peer_error(self.peer, error)
@@ -79,6 +78,10 @@ class Link:
             raise
         else:
             self.alive(attempt)
+
+    def connect_limit_s(self, budget_s: float | None = None) -> float:
+        """How long a connection is waited for by a call that may take ``budget_s``."""
+        return self.connect_timeout_s if budget_s is None else min(self.connect_timeout_s, budget_s)
 
     def alive(self, attempt: Attempt) -> None:
         """The peer has answered this call, whatever becomes of the rest of it."""
