@@ -42,6 +42,7 @@ from tierkv.store.base import Selector
 MIB = 1 << 20
 RECORDS = 32
 SEGMENTS = 32
+WARM_UP = 2  # rounds that pay for connections and fresh pages, of which a reader needs more while it falls behind
 ROOT = BlockKey(b"\x07" * 32)
 _ORDER = struct.Struct("<BQ")
 _GET, _PUT = 1, 2
@@ -241,12 +242,12 @@ async def run(rounds: int, size: int) -> Seen:
         ways = ((Tcp(tcp_port, source, target), tcp_process), (Vault(vault_port, records, target), vault_process))
         seen: Seen = {}
         await ways[1][0].reset()
-        for number in range(rounds + 1):
+        for number in range(WARM_UP + rounds):
             for way, server in ways:
                 put = await measured(way.put, server)
                 got = await measured(way.get, server)
                 await way.reset()
-                if number:  # the first round pays for connections and fresh pages
+                if number >= WARM_UP:
                     seen.setdefault((way.name, "put"), []).append(put)
                     seen.setdefault((way.name, "get"), []).append(got)
     return seen
@@ -271,7 +272,7 @@ def line(name: str, direction: str, sittings: list[Seen]) -> Line:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sittings", type=int, default=7, help="how often the processes are started anew (7)")
-    parser.add_argument("--rounds", type=int, default=3, help="transfers each way in a sitting (3)")
+    parser.add_argument("--rounds", type=int, default=5, help="transfers each way in a sitting (5)")
     parser.add_argument("--mib", type=int, default=128, help="bytes a transfer, in MiB (at most 200)")
     parser.add_argument("--json", action="store_true", help="one JSON document")
     parser.add_argument("--serve-tcp", action="store_true", help=argparse.SUPPRESS)

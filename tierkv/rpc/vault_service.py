@@ -19,7 +19,7 @@ from tierkv.rpc.bulk import bounded_message_bytes
 from tierkv.rpc.channels import EOF, printable
 from tierkv.rpc.intake import Intake
 from tierkv.rpc.operations import Operations
-from tierkv.rpc.outgo import Outgo, check
+from tierkv.rpc.outgo import FoundDamage, Outgo, Outgoing, check
 from tierkv.rpc.probing import look_up
 from tierkv.rpc.serving import Context, client_stream, server_stream, unary
 from tierkv.rpc.steps import Steps
@@ -150,6 +150,10 @@ class VaultServicer:
                         # The next are read while these leave: no more are held, whatever the reader does.
                         following = self._start(outgo.next_messages)
                         for message in messages:
+                            if damage := await _damage_in(message):
+                                await asyncio.gather(following, return_exceptions=True)
+                                following = self._start(outgo.without, damage)
+                                break
                             sent_bytes += message.data_bytes
                             await steps.wait(context.write(message.encoded()), STALL_S, "took nothing")
                 except BaseException:
@@ -267,6 +271,16 @@ class VaultServicer:
             disk=convert.disk_to_proto(stats.disk),
             refusals=stats.refusals,
         )
+
+
+async def _damage_in(message: Outgoing) -> FoundDamage | None:
+    """Checks the whole message; others have their turn meanwhile."""
+    try:
+        for _ in message.checks():
+            await asyncio.sleep(0)
+    except FoundDamage as damage:
+        return damage
+    return None
 
 
 def _token(token: str) -> str:

@@ -192,6 +192,11 @@ class RecordReader(Protocol):
     @property
     def size_bytes(self) -> int: ...
 
+    @property
+    def in_memory(self) -> bool:
+        """Whether ``views`` look at memory, so that nothing is waited for."""
+        ...
+
     def read(self, offset: int, length: int) -> bytes:
         """Bytes of the record; shorter only at its end."""
         ...

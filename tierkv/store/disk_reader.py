@@ -12,6 +12,8 @@ from tierkv.store.ram_streams import PagesOwner
 class ColdReader:
     """A ``RecordReader`` over its segment, of which it is a user. Raises BadFrame when it is not there."""
 
+    in_memory = False
+
     def __init__(self, store: PagesOwner, row: int, entry: IndexEntry, segment: Segment, block: int) -> None:
         self._store = store
         self._row = row

@@ -85,6 +85,8 @@ class RamWriter:
 class RamReader:
     """A ``RecordReader``: the record's pages are nobody else's until ``close``."""
 
+    in_memory = True
+
     def __init__(self, store: PagesOwner, row: int, entry: IndexEntry, extents: Extents) -> None:
         self._store = store
         self._row = row
