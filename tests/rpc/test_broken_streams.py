@@ -162,14 +162,12 @@ async def test_only_so_many_bulk_streams_run_at_once(vault: Vault, monkeypatch: 
     monkeypatch.setattr(vault_service, "MAX_BULK_STREAMS", 1)
     channel = open_channel(vault.runtime.address)
     call = channel.stream_unary("/tierkv.v1.VaultService/Store")(metadata=vault.token.metadata)
-    await call.write(message((0, TOTAL, 0, DATA[:500])))
-
-    async def until_refused() -> None:
-        for _ in range(1000):
-            await send(vault, message(0))
-
+    await call.write(message((0, TOTAL, 0, DATA[:-1])))
+    async with asyncio.timeout(20):
+        while not vault.store.stats().size_bytes:  # noqa: ASYNC110 - what is waited for has no event
+            await asyncio.sleep(0.01)
     with pytest.raises(grpc.aio.AioRpcError, match="bulk streams"):
-        await until_refused()
+        await send(vault, message(0))
     call.cancel()
     await channel.close()
 
