@@ -237,7 +237,7 @@ class _SpoiltContext:
     async def _spoilt(self, message: bytes) -> AsyncIterator[bytes]:
         fault = self._vault.fault
         if fault in ("freeze", "crash"):
-            yield _resized(message, 1)
+            yield _begun(message)
             if fault == "crash":
                 os._exit(1)
             await asyncio.sleep(FOREVER_S)
@@ -300,11 +300,9 @@ def _halves(chunks: list[Any]) -> list[tuple[int, int, int, bytes]]:
     return out
 
 
-def _resized(message: bytes, size: int) -> bytes:
-    def first(chunks: list[Any]) -> list[tuple[int, int, int, bytes]]:
-        return [(each.index, each.total, each.offset, bytes(each.data[:size])) for each in chunks[:1]]
-
-    return _rewritten(message, first)
+def _begun(message: bytes) -> bytes:
+    """The first byte of the first record, and no end."""
+    return (_singly(message) or [message])[0]
 
 
 def _singly(message: bytes) -> list[bytes]:

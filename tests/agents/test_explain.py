@@ -9,8 +9,9 @@ from collections.abc import AsyncIterator
 
 import numpy as np
 import pytest
-from agent_processes import assert_state, hybrid_layout, prompt, rows_layout
+from agent_processes import TOKEN, assert_state, hybrid_layout, prompt, rows_layout
 from explained_agent import Rig, demote, explained_agent, finding, restore, until
+from faulty_vault import FaultyVault
 
 from tierkv.errors import Refused
 from tierkv.handoff.client import ModelAnnouncement, NotRestored, Restored, model_files
@@ -277,6 +278,49 @@ async def test_a_vault_that_is_gone_and_then_left_alone(rig: Rig):
     second = await rig.explain()
     assert finding(second, "kv").reason == "breaker_open"
     assert "left alone for a while" in second.sentence
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason", "words"),
+    [
+        ("truncate", "wrong_service", "sent what is not a TierKV stream"),
+        ("empty", "wrong_service", "ended a stream before its end"),
+        ("huge-message", "wrong_service", "sent a larger message than any may be"),
+        ("freeze", "timed_out", "no data for"),
+        ("damage", "bad_checksum", "a record was damaged or foreign (bad_checksum)"),
+    ],
+)
+async def test_a_fault_of_one_vault_in_a_restore_is_told_of_that_vault(fault: str, reason: str, words: str):
+    faulty = FaultyVault(token=TOKEN).start()
+    try:
+        async with explained_agent(kv_address=faulty.address) as rig:
+            engine = await rig.engine(hybrid_layout())
+            tokens = prompt(600)
+            await demote(engine, tokens[:599])
+            faulty.fault = fault
+            assert isinstance(await restore(engine, tokens), NotRestored)
+            explained = await rig.explain()
+            kv, ssm = finding(explained, "kv"), finding(explained, "ssm")
+            assert kv.reason == reason
+            assert words in kv.detail
+            assert words in explained.sentence
+            assert fault == "damage" or faulty.address in explained.sentence
+            assert ssm.reason == "no_rows_for_it"
+    finally:
+        faulty.stop()
+
+
+async def test_a_vault_whose_checkpoints_cannot_be_had_does_not_put_the_blame_on_the_one_with_the_rows(rig: Rig):
+    engine = await rig.engine(hybrid_layout())
+    tokens = prompt(600)
+    await demote(engine, tokens[:599])
+    await rig.ssm.runtime.stop(0.0)
+    assert isinstance(await restore(engine, tokens), NotRestored)
+    explained = await rig.explain()
+    kv, ssm = finding(explained, "kv"), finding(explained, "ssm")
+    assert ssm.reason in ("unreachable", "timed_out")
+    assert ssm.peer in explained.sentence
+    assert (kv.reason, kv.detail, kv.found_tokens) == ("", "", 599)
 
 
 async def test_a_missing_checkpoint_and_an_evicted_one(rig: Rig):

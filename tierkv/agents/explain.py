@@ -156,7 +156,7 @@ class Explainer:
         if part.kind == "ssm":
             return self._checkpoint_reason(part, traced)
         if part.reach >= trace.limit:
-            return ("" if part.used_tokens else trace.reason), None
+            return ("" if part.used_tokens or _failed_elsewhere(trace, part) else trace.reason), None
         if part.missing_reason not in ASK_MORE:
             return part.missing_reason, None
         fate = traced.next_block if traced is not None and traced.leading_blocks * BLOCK_TOKENS <= part.reach else None
@@ -173,7 +173,7 @@ class Explainer:
 
     def _why(self, trace: RequestTrace, part: VaultTrace, traced: Traced | None, reason: str, fate: Fate | None) -> str:
         """What the slug does not say."""
-        if part.error:
+        if part.error or reason in part.failed:
             return part.problem
         if reason == "foreign_layout":
             return trace.layout_note
@@ -190,6 +190,11 @@ class Explainer:
         root = trace.root
         others = [other.root for answer in answers for other in answer.other_identities]
         return self._identities.differing(root, others[0]) if root is not None and others else ()
+
+
+def _failed_elsewhere(trace: RequestTrace, part: VaultTrace) -> bool:
+    """Whether another vault is why nothing of this one was used."""
+    return any(each.error or each.failed.total() for each in trace.vaults if each is not part)
 
 
 def _parts_here(part: VaultTrace, traced: Traced) -> bool:

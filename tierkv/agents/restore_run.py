@@ -17,7 +17,7 @@ from tierkv.agents.fetch import Fetcher, Flight, Stream
 from tierkv.agents.layouts import Layouts, signature_json
 from tierkv.agents.lookup import Candidate, Mark, Needs, Plan
 from tierkv.agents.reasons import RecordMissing
-from tierkv.errors import BadFrame, HandoffError, TierKVError
+from tierkv.errors import BadFrame, HandoffError, PeerError, TierKVError
 from tierkv.handoff.server import Connection
 from tierkv.identity.blocks import PromptChain
 from tierkv.state.layout import Layout
@@ -70,7 +70,7 @@ class RestoreOutcome:
     bytes_by_tier: dict[str, int] = field(default_factory=dict[str, int])
     scalars: dict[str, Any] = field(default_factory=dict[str, Any])
     used: list[tuple[Candidate, int]] = field(default_factory=list[tuple[Candidate, int]])
-    failures: list[tuple[Candidate, str]] = field(default_factory=list[tuple[Candidate, str]])
+    failures: list[tuple[Candidate, str, str]] = field(default_factory=list[tuple[Candidate, str, str]])
     seconds: float = 0.0
 
     @property
@@ -252,7 +252,8 @@ class RestoreRun:
         # A record that came, and that the hook makes no room for, is no fault of its vault.
         slow_hook = task not in done and self._waits_for_hook
         self._outcome.reason = HOOK_SLOW if slow_hook else self._parts.failed(candidate, error)
-        self._outcome.failures.append((candidate, self._outcome.reason))
+        problem = str(error) if isinstance(error, PeerError) and not slow_hook else ""
+        self._outcome.failures.append((candidate, self._outcome.reason, problem))
         return False
 
     # --- pace ---------------------------------------------------------------------------------------

@@ -27,7 +27,8 @@ class VaultTrace:
     """One vault's part in one request. ``kind``: "kv" for rows and windows, "ssm" for recurrent state.
 
     ``reach``: how far its rows go from the prompt's start, before anything was refused. ``error``: why it did not
-    answer. ``failed``: records that it promised and that did not come whole, by reason.
+    answer. ``failed``: records that it promised and that did not come whole, by reason. ``problem``: what the first
+    error of either kind says.
     """
 
     kind: str
@@ -118,9 +119,10 @@ class RequestTrace:
         """The restore has an outcome; what each vault gave is counted."""
         self.reason = outcome.reason
         self.seconds = outcome.seconds
-        for candidate, reason in outcome.failures:
+        for candidate, reason, problem in outcome.failures:
             part = self.vault(candidate.found.kind.tier, candidate.source.peer)
             part.failed[reason] += 1
+            part.problem = part.problem or problem
             part.failed_at = part.failed_at or candidate.found.start + 1
         if not outcome.position:
             self.outcome = "hot" if self.have else "computed"

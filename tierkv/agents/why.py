@@ -22,7 +22,7 @@ _TEXTS = {
     "unreachable": "the vault is not reachable",
     "breaker_open": "the vault failed a moment ago and is left alone for a while",
     "not_authenticated": "the vault does not take this agent's token",
-    "wrong_service": "something else answers at the vault's address",
+    "wrong_service": "what answers at the vault's address does not answer as a TierKV vault does",
     "cancelled": "the engine went away",
     "agent_error": "a fault of the agent; its log says more",
     "hook_error": "a fault of the engine's hook; the engine's log says more",
@@ -33,6 +33,7 @@ _TEXTS = {
     "damaged": "the record was damaged",
     "covered": "the engine's own cache had all of it",
     "refused": "the vault refused",
+    "failed": "the restore failed",
 }
 # A record whose bytes are not what was written.
 _DAMAGE = frozenset(

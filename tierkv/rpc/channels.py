@@ -127,6 +127,8 @@ def peer_error(peer: str, error: grpc.RpcError) -> TierKVError:
         return NotAuthenticated(peer, details or "wrong or no token")
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return WrongService(peer, "answers, but does not offer this service (another role, or another version)")
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in details:
+        return WrongService(peer, "sent a larger message than any may be")
     if code is grpc.StatusCode.CANCELLED or is_broken_write(error):
         return Unreachable(peer, "the call was cut off")
     return PeerError(peer, f"{code.name}: {details}")
