@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -15,10 +16,12 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from agent_processes import Cluster, assert_state, environment, prompt, rows_layout
+from agent_processes import TOKEN, AgentProcess, Cluster, assert_state, environment, prompt, rows_layout
 
 from tierkv.handoff.channel import Channel
-from tierkv.handoff.client import Restored
+from tierkv.handoff.client import NotRestored, Restored
+from tierkv.rpc.auth import load_or_create_token
+from tierkv.rpc.node_client import NodeClient
 
 LAYOUT = rows_layout(layers=8, heads=4, dim=64)
 ARENA_BYTES = 4 << 20
@@ -142,6 +145,39 @@ def test_an_agent_frozen_in_mid_restore_and_thawed_costs_a_miss(place: Cluster, 
         count = len(hook.said)
         eventually(lambda count=count: "right 2999" in hook.said[count:])
     assert hook.process.poll() is None
+
+
+def test_a_request_that_a_frozen_agent_did_not_answer_is_explained_as_that(place: Cluster):
+    """And an earlier request is not taken for it."""
+    agent = place.processes[-1]
+    engine = stored(place)
+    assert_state(engine.restore(TOKENS), LAYOUT, TOKENS, 2999)
+    engine.client.served(engine.model, len(TOKENS), have=0, position=2999, asked=True)
+    for reason, words in (("agent_silent", "did not answer the engine"), ("no_agent", "could not reach the agent")):
+        if reason == "agent_silent":
+            agent.freeze()
+        assert engine.restore(TOKENS) == NotRestored(reason)
+        agent.thaw()
+        assert engine.client.wait_available(30.0)
+        engine.client.served(engine.model, len(TOKENS), have=1, position=1, asked=True)
+        engine.client.flush_outbox()
+        explained = eventually(lambda words=words: words in (last := explanation(agent)).sentence and last)
+        assert explained.request.reason == reason
+        engine.client.links.drop(engine.client.links.control, engine.client.links.control.channel)
+    outcomes = [line.outcome for line in asyncio.run(asked(agent, lambda client: client.requests()))]
+    assert outcomes.count("restored") == 1
+
+
+async def asked(agent: AgentProcess, question):
+    client = NodeClient(agent.address, load_or_create_token(TOKEN, None))
+    try:
+        return await question(client)
+    finally:
+        await client.close()
+
+
+def explanation(agent: AgentProcess):
+    return asyncio.run(asked(agent, lambda client: client.explain(0)))
 
 
 def test_an_agent_frozen_while_state_is_handed_over_takes_it_or_drops_it(place: Cluster):

@@ -157,7 +157,7 @@ class DemoteChannel:
             trace.limit = max(0, trace.prompt_tokens - 1)
         trace.have = have
         refused = trace.outcome == "restored" and position < trace.position
-        if refused or not number:
+        if refused or not trace.reason:
             trace.reason = message.text("reason", 64) or trace.reason
         trace.position = position
         trace.outcome = "computed" if not position else "hot" if position <= have else "restored"

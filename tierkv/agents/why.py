@@ -24,6 +24,8 @@ _TEXTS = {
     "not_authenticated": "the vault does not take this agent's token",
     "wrong_service": "what answers at the vault's address does not answer as a TierKV vault does",
     "cancelled": "the engine went away",
+    "agent_silent": "the agent did not answer the engine",
+    "no_agent": "the engine could not reach the agent",
     "agent_error": "a fault of the agent; its log says more",
     "hook_error": "a fault of the engine's hook; the engine's log says more",
     "weights_changed": "the model's files changed after they were loaded",

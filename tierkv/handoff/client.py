@@ -117,6 +117,7 @@ class HandoffClient:
         self._models_lock = threading.Lock()
         self._next_id = 0
         self._last_restore = 0
+        self._not_restored = ""
         self.restores_asked = 0
         self._outbox: deque[tuple[str, Mapping[str, object], bytes]] = deque(maxlen=256)
 
@@ -198,9 +199,12 @@ class HandoffClient:
         budget = float(self.settings["restore_budget_s"] if budget_s is None else budget_s)
         first = have if rows_from is None else rows_from
         body = _wish(model, have, first, limit, expected, media, budget)
+        self._last_restore, self._not_restored = 0, ""
         result = self._ask("restore", body, _as_blob(tokens), budget, self._receive_state)
         if not isinstance(result, Restored):
-            return result if isinstance(result, NotRestored) else NotRestored("no_agent")
+            result = result if isinstance(result, NotRestored) else NotRestored("no_agent")
+            self._not_restored = result.reason
+            return result
         model.fidelity = max(model.fidelity, result.fidelity)
         return result
 
@@ -347,7 +351,8 @@ class HandoffClient:
         """
         body = {
             "restore": self._last_restore if asked else 0, "model": model.id if model is not None else None,
-            "tokens": tokens, "have": have, "position": position, "reason": reason,
+            "tokens": tokens, "have": have, "position": position,
+            "reason": reason or (self._not_restored if asked else ""),
         }  # fmt: skip
         self._outbox.append(("served", body, b""))
 
