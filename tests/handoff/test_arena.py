@@ -1,6 +1,8 @@
 """Shared memory is there in full, cannot be cut short, and its regions never overlap."""
 
 import contextlib
+import ctypes
+import errno
 import mmap
 import os
 import sys
@@ -34,6 +36,30 @@ def test_nobody_can_cut_it_short():
             os.ftruncate(arena.fd, size)
     assert os.fstat(arena.fd).st_blocks * 512 >= 1 << 20, "a hole would kill whoever touches it"
     arena.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has seals")
+@pytest.mark.parametrize("maker_writes", [True, False])
+def test_once_both_have_it_nobody_else_writes_it_or_punches_a_hole(maker_writes: bool):
+    made = Arena.create(1 << 20, writable=maker_writes)
+    given = Arena.attach(os.dup(made.fd), 1 << 20, writable=not maker_writes)
+    writer, reader = (made, given) if maker_writes else (given, made)
+    writer.view[:5] = b"right"
+    # What a stranger with the rights to open /proc/PID/fd/N gets.
+    stranger = os.open(f"/proc/self/fd/{made.fd}", os.O_RDWR)
+    with pytest.raises(PermissionError):
+        os.pwrite(stranger, b"wrong", 0)
+    with pytest.raises(PermissionError):
+        mmap.mmap(stranger, 1 << 20)
+    keep_size_and_punch_hole = 1 | 2
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.fallocate(stranger, keep_size_and_punch_hole, ctypes.c_long(0), ctypes.c_long(1 << 20)) == -1
+    assert ctypes.get_errno() == errno.EPERM
+    os.close(stranger)
+    writer.view[5:7] = b"ed"
+    assert bytes(reader.view[:7]) == b"righted"
+    given.close()
+    made.close()
 
 
 def test_an_arena_smaller_than_announced_is_refused():

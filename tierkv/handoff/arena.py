@@ -1,7 +1,11 @@
-"""Shared memory that cannot fault: allocated in full before use, never truncated, gone with its last user."""
+"""Shared memory that cannot fault: allocated in full before use, never truncated, gone with its last user.
+
+One side writes and the other one reads. Once both have mapped it nobody else can write it, nor punch a hole into it.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import sys
@@ -11,6 +15,7 @@ from bisect import bisect_left, insort
 from tierkv.errors import HandoffError
 
 ALIGNMENT = 256
+_F_SEAL_FUTURE_WRITE = 0x10  # linux/fcntl.h; Python knows it since 3.13
 
 
 class Arena:
@@ -31,7 +36,10 @@ class Arena:
         fd = _anonymous_file()
         try:
             _allocate(fd, size_bytes)
-            return cls(fd, size_bytes, writable=writable)
+            arena = cls(fd, size_bytes, writable=writable)
+            if writable:
+                _seal_contents(fd)
+            return arena
         except (OSError, ValueError) as error:
             os.close(fd)
             raise HandoffError("no_shared_memory", f"{size_bytes} bytes of shared memory: {error}") from error
@@ -49,6 +57,8 @@ class Arena:
             if not _is_sealed(fd):
                 raise HandoffError("handoff", "the arena could be cut short")
             arena = cls(fd, size_bytes, writable=writable)
+            if writable:
+                _seal_contents(fd)
         except (OSError, ValueError) as error:
             raise HandoffError("handoff", f"the arena cannot be mapped: {error}") from error
         finally:
@@ -82,11 +92,21 @@ def _allocate(fd: int, size_bytes: int) -> None:
 
         os.posix_fallocate(fd, 0, size_bytes)
         # Nobody, not even the process that gets the descriptor, can cut it short under the other's feet.
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
         return
     zeros = bytes(1 << 20)
     for start in range(0, size_bytes, len(zeros)):
         os.write(fd, zeros[: min(len(zeros), size_bytes - start)])
+
+
+def _seal_contents(fd: int) -> None:
+    """Its one writer has mapped it: nobody writes it in another way any more, and no seal is added."""
+    if sys.platform == "linux":
+        import fcntl
+
+        with contextlib.suppress(OSError):  # Linux before 5.1 does not have it
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _F_SEAL_FUTURE_WRITE)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL)
 
 
 def _is_sealed(fd: int) -> bool:
