@@ -18,6 +18,7 @@ import psutil
 import pytest
 from agent_processes import RUNNER, TOKEN, Cluster, assert_state, environment, hybrid_layout, prompt, rows_layout
 
+from tierkv.errors import HandoffError
 from tierkv.handoff.channel import Channel
 from tierkv.handoff.client import ModelAnnouncement, NotRestored, Restored, model_files
 from tierkv.handoff.protocol import HEADER, MAGIC, pack
@@ -352,6 +353,18 @@ def test_lossless_readers_do_not_see_what_a_lossy_restore_made(cluster: Cluster)
 def raw_channel(cluster: Cluster, kind: str = "control") -> Channel:
     hello = {"channel": kind, "engine": "toy", "build": "toy 1.0", "engine_id": f"raw-{random.random()}"}
     return Channel.open(cluster.socket, hello, writable=kind == "demote", budget_s=5.0)
+
+
+def test_an_engine_of_another_version_is_told_on_both_sides(cluster: Cluster):
+    agent = cluster.agent()
+    hello = {"channel": "control", "engine": "toy", "build": "toy 1.0", "engine_id": "other", "version": 99}
+    for _ in range(3):
+        with pytest.raises(HandoffError, match=r"different versions of TierKV; update .* \(other_version\)"):
+            Channel.open(cluster.socket, hello, writable=False, budget_s=5.0)
+    told = [event for event in agent.event_kinds() if "an engine is not served" in event]
+    assert len(told) == 1
+    assert "different versions of TierKV; update the older one" in told[0]
+    assert agent.snapshot().counters["handoff_refused_other_version"] == 3
 
 
 def test_a_second_agent_on_the_same_socket_says_so(cluster: Cluster):

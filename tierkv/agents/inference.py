@@ -248,6 +248,7 @@ class InferenceAgent:
         return HandoffServer(
             self.options.socket or paths.handoff_socket(), self.engines, arena_bytes=self.options.handoff_bytes,
             settings=self.settings.to_json, node=self.options.name, count=self.telemetry.count,
+            tell=lambda text: self.telemetry.emit("fault", "error", text),
         )  # fmt: skip
 
     def _schedule(self) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from tierkv.errors import HandoffError
 from tierkv.handoff.arena import Arena, Regions
 from tierkv.handoff.protocol import HEADER, VERSION, Message, pack, unpack_body, unpack_header
+from tierkv.handoff.refusals import refusal_text
 
 _CHUNK_BYTES = 1 << 18
 # A connect waits only while the agent's queue of connections is full.
@@ -91,9 +92,9 @@ class Channel:
             if message is None:
                 raise HandoffError(self._path, "the agent does not answer")
             if message.op == "refused":
-                raise Refusal(self._path, message.text("reason"))
+                raise Refusal(self._path, refusal_text(message.text("reason")))
             if message.op != "hello" or message.integer("version") != VERSION or not descriptors:
-                raise Refusal(self._path, "the agent speaks another version")
+                raise Refusal(self._path, refusal_text("other_version"))
         except BaseException:
             for descriptor in descriptors:
                 os.close(descriptor)

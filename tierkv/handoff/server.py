@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import socket
 import struct
 import sys
+import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
@@ -20,8 +22,10 @@ from typing import Protocol
 from tierkv.errors import HandoffError, StartupError
 from tierkv.handoff.arena import Arena, Regions
 from tierkv.handoff.protocol import HEADER, VERSION, Message, pack, unpack_body, unpack_header
+from tierkv.handoff.refusals import refusal_text
 
 HELLO_TIMEOUT_S = 5.0
+TELL_AGAIN_S = 60.0
 MAX_CONNECTIONS = 64
 
 
@@ -141,13 +145,17 @@ class HandoffServer:
         settings: Callable[[], Mapping[str, object]],
         node: str = "",
         count: Callable[[str], None] = lambda _reason: None,
+        tell: Callable[[str], None] = lambda _text: None,
     ) -> None:
+        """``tell`` hears of a refused engine, of each reason at most once a minute."""
         self.path = path
         self._service = service
         self._arena_bytes = arena_bytes
         self._settings = settings
         self._node = node
         self._count = count
+        self._tell = tell
+        self._told_s: dict[str, float] = {}
         self._listener: socket.socket | None = None
         self._inode = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -247,7 +255,7 @@ class HandoffServer:
             except HandoffError:
                 reason = "no_shared_memory"
         if arena is None:
-            self._count(f"handoff_refused_{reason}")
+            self._refused(reason)
             await asyncio.get_running_loop().sock_sendall(sock, pack("refused", {"reason": reason}))
             return None
         return await self._welcome(sock, hello, arena)
@@ -267,6 +275,13 @@ class HandoffServer:
         except BaseException:
             arena.close()
             raise
+
+    def _refused(self, reason: str) -> None:
+        self._count(f"handoff_refused_{reason}")
+        now_s = time.monotonic()
+        if now_s - self._told_s.get(reason, -math.inf) >= TELL_AGAIN_S:
+            self._told_s[reason] = now_s
+            self._tell(f"an engine is not served: {refusal_text(reason)}")
 
     def _objection(self, hello: Message) -> str:
         if hello.op != "hello" or hello.fields.get("version") != VERSION:
