@@ -222,8 +222,8 @@ async def test_what_came_before_it_was_given_up_is_used():
         told = await explained(rig, link, 1e4)
         # A message that was on its way may keep the stream silent for longer than a frame may take.
         assert told.request.reason in ("not_worth_it", "timed_out")
-        ends = ("the rest would have taken longer than computing it", "the rest did not come: the vault was too slow")
-        assert told.sentence.endswith(ends)
+        texts = ("the rest would have taken longer than computing it", "the rest did not come: the vault was too slow")
+        assert any(text in told.sentence for text in texts)
 
 
 async def test_switched_off_it_waits_for_the_link():

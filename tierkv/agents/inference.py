@@ -248,8 +248,11 @@ class InferenceAgent:
         return HandoffServer(
             self.options.socket or paths.handoff_socket(), self.engines, arena_bytes=self.options.handoff_bytes,
             settings=self.settings.to_json, node=self.options.name, count=self.telemetry.count,
-            tell=lambda text: self.telemetry.emit("fault", "error", text),
+            tell=self._tell_of_refused_engine,
         )  # fmt: skip
+
+    def _tell_of_refused_engine(self, text: str) -> None:
+        self.telemetry.emit("fault", "error", text)
 
     def _schedule(self) -> None:
         self.runtime.every(LINKS_EVERY_S, self._show_links, "links")

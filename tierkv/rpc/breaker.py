@@ -22,19 +22,32 @@ class Attempt:
     trial: bool
 
 
+# No breaker is of this generation: nothing that comes of such an attempt is remembered.
+UNCOUNTED = Attempt(-1, trial=False)
+
+
 class Breaker:
     """closed -> open for 0.5 s, doubling to 10 s -> half-open: one trial decides. Owned by one event loop.
 
     A peer that is gone, refuses our token or is something else opens it at once; one that is slow, at the second
-    call in a row.
+    call in a row (``slow_calls_to_open``).
     """
 
-    def __init__(self, peer: str, monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        peer: str,
+        monotonic: Callable[[], float] = time.monotonic,
+        *,
+        first_backoff_s: float = FIRST_BACKOFF_S,
+        slow_calls_to_open: int = SLOW_CALLS_TO_OPEN,
+    ) -> None:
         self._peer = peer
         self._monotonic = monotonic
+        self._first_backoff_s = first_backoff_s
+        self._slow_calls_to_open = slow_calls_to_open
         self._generation = 0
         self._open_until: float | None = None
-        self._backoff_s = FIRST_BACKOFF_S
+        self._backoff_s = first_backoff_s
         self._slow = 0
         self._trial_in_flight = False
         self._last_error = ""
@@ -62,7 +75,7 @@ class Breaker:
         if attempt.trial:
             self._change()
             self._open_until = None
-            self._backoff_s = FIRST_BACKOFF_S
+            self._backoff_s = self._first_backoff_s
 
     def failed(self, attempt: Attempt, error: PeerError) -> bool:
         """True if this failure opened the breaker (again)."""
@@ -71,7 +84,7 @@ class Breaker:
         self._last_error = str(error).removeprefix(f"{self._peer}: ")
         self._slow += 1
         gone = isinstance(error, Unreachable | NotAuthenticated | WrongService)
-        if not (gone or attempt.trial or self._slow >= SLOW_CALLS_TO_OPEN):
+        if not (gone or attempt.trial or self._slow >= self._slow_calls_to_open):
             return False
         if attempt.trial:
             self._backoff_s = min(self._backoff_s * 2, LONGEST_BACKOFF_S)

@@ -16,6 +16,7 @@ from tierkv.identity.blocks import BlockKey, PromptChain
 from tierkv.rpc import wire
 from tierkv.rpc.admin_client import AdminCalls
 from tierkv.rpc.auth import Token
+from tierkv.rpc.breaker import UNCOUNTED, Attempt, Breaker
 from tierkv.rpc.bulk import DEFAULT_MESSAGE_BYTES, MessageWriter
 from tierkv.rpc.bulk_channels import BulkChannel
 from tierkv.rpc.caller import parsed, within
@@ -50,6 +51,8 @@ SMALLEST_MESSAGE_BYTES, FIRST_MESSAGE_BYTES = 64 << 10, 256 << 10
 PACE_GRACE_S = 5.0
 # When not even one message came, all that is known is that less did. A tenth keeps hands off until that is old.
 PART_OF_MESSAGE = 0.1
+# A vault that answers questions and stalls in restores would hold up every one of them.
+STALLED_S, STALLED_BACKOFF_S = 0.25, 2.0
 
 
 class VaultClient(AdminCalls, OperationCalls):
@@ -73,6 +76,7 @@ class VaultClient(AdminCalls, OperationCalls):
         self._message_bytes = message_bytes
         self._outgoing = BulkChannel(peer)
         self._incoming = BulkChannel(peer)
+        self._stalls = Breaker(peer, first_backoff_s=STALLED_BACKOFF_S, slow_calls_to_open=1)
 
     async def close(self) -> None:
         """As ``Caller.close``."""
@@ -262,7 +266,7 @@ class VaultClient(AdminCalls, OperationCalls):
         message_bytes = self._fitting_message_bytes()
         request = pb.BatchPromoteRequest(keys=keys, message_bytes=message_bytes, peek=peek)
         waited_s, waits_since = 0.0, 0.0
-        with self._only_peer_errors(), Steps(self.peer) as steps:
+        with self._only_peer_errors(), self._unstalled() as unstalled, Steps(self.peer) as steps:
             limit_s = self._left_s(until)
             connect_s = self._link.connect_limit_s(limit_s)
             async with self._link.attempt(limit_s) as attempt, self._incoming.stream(connect_s) as channel:
@@ -280,12 +284,33 @@ class VaultClient(AdminCalls, OperationCalls):
                         self._check_pace(inflow.received_bytes, waited_s)
                 finally:
                     # Measured also when the reader leaves early, in mid-wait: it may do so because this was too slow.
-                    waited_s += time.perf_counter() - waits_since if waits_since else 0.0
+                    last_wait_s = time.perf_counter() - waits_since if waits_since else 0.0
+                    waited_s += last_wait_s
+                    self._settle(unstalled, inflow, waited_s, last_wait_s)
                     received = inflow.received_bytes or int(message_bytes * PART_OF_MESSAGE)
                     self._link.measured_receive(received, waited_s, left=not inflow.ended)
                     call.cancel()
                     if not inflow.ended:
                         self._incoming.spoil(channel)
+
+    @contextlib.contextmanager
+    def _unstalled(self) -> Iterator[Attempt]:
+        """Raises BreakerOpen for a while after a restore has stalled."""
+        attempt = self._stalls.admit() if self.breaks else UNCOUNTED
+        try:
+            yield attempt
+        finally:
+            self._stalls.abandoned(attempt)  # unless it was settled
+
+    def _settle(self, attempt: Attempt, inflow: Inflow, waited_s: float, last_wait_s: float) -> None:
+        """Whether the stream stalled: nothing came for a while, or a trickle. Then no restore is begun for a while."""
+        if inflow.ended:
+            self._stalls.succeeded(attempt)
+        elif last_wait_s >= STALLED_S:
+            self._stalls.failed(attempt, DeadlineExceeded(self.peer, f"a restore stalled for {last_wait_s:.2g} s"))
+        elif waited_s >= STALLED_S and inflow.received_bytes < waited_s * SLOWEST_BYTES_PER_S:
+            pace = f"a restore got {inflow.received_bytes} bytes in {waited_s:.2g} s"
+            self._stalls.failed(attempt, DeadlineExceeded(self.peer, pace))
 
     def _fitting_message_bytes(self) -> int:
         """What comes within a twentieth of a second: of a message nothing is seen before all of it is here.

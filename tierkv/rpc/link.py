@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator
 import grpc
 
 from tierkv.errors import BreakerOpen, PeerError, Refused, TierKVError, Unreachable
-from tierkv.rpc.breaker import Attempt, Breaker
+from tierkv.rpc.breaker import UNCOUNTED, Attempt, Breaker
 from tierkv.rpc.channels import CONNECT_TIMEOUT_S, open_channel, peer_error, wait_connected
 from tierkv.telemetry.snapshot import LinkSnapshot
 
@@ -27,8 +27,6 @@ MIN_MEASURED_BYTES = 256 << 10
 MIN_MEASURED_S = 0.1
 _KEEP_RTTS = 16
 _WEIGHT = 0.3
-# No breaker is of this generation: nothing that comes of such an attempt is remembered.
-_UNCOUNTED = Attempt(-1, trial=False)
 _READY = grpc.ChannelConnectivity.READY
 
 
@@ -62,7 +60,7 @@ class Link:
         """
         if self._closed:
             raise Unreachable(self.peer, "the client is closed")
-        attempt = self.breaker.admit() if self._breaks else _UNCOUNTED
+        attempt = self.breaker.admit() if self._breaks else UNCOUNTED
         try:
             await wait_connected(self.channel, self.peer, self.connect_limit_s(budget_s))
             yield attempt
