@@ -256,7 +256,8 @@ async def test_an_earlier_checkpoint_is_used_when_the_rows_do_not_reach_the_last
         tokens = prompt(6001)
         link.bytes_per_s = 1e9
         await demote(engine, tokens[:600])
-        await stored(rig, link, engine, tokens[:6000], 6e5)
+        # 0.9 MB of rows would take 2.3 s, and have 1.6.
+        await stored(rig, link, engine, tokens[:6000], 4e5)
         await rig.prefilled(engine, (0, 6000, 600.0))
         got = await restore(engine, tokens, budget_s=2.0)
         assert isinstance(got, Restored), got
