@@ -397,11 +397,14 @@ class HookSocket(decoders.Base):
         with sock, suppress(OSError):
             hello = sock.recv(1 << 16)
             body = {"version": VERSION, "arena_bytes": ARENA_BYTES, "settings": {}, "node": "f"}
-            socket.send_fds(sock, [pack("hello", body)], [self._arena.fd])
-            if b'"demote"' in hello:
+            if b'"demote"' in hello:  # its writer seals it: one for each
+                own = Arena.create(ARENA_BYTES, writable=False)
+                socket.send_fds(sock, [pack("hello", body)], [own.fd])
+                own.close()
                 while sock.recv(1 << 16):
                     pass
                 return
+            socket.send_fds(sock, [pack("hello", body)], [self._arena.fd])
             while data := sock.recv(1 << 20):
                 if b'"op":"announce"' not in data or b'"op":"restore"' in data or b'"op":"offer"' in data:
                     sock.sendall(self._answer)

@@ -112,6 +112,24 @@ async def test_an_evicted_prompt_says_when_and_why():
         assert "before (the vault was full, policy lru)" in explained.sentence
 
 
+async def test_an_evicted_prompt_says_when_and_why_also_after_it_was_stored_again():
+    async with explained_agent(vault={"cap_bytes": 1 << 20}) as rig:
+        engine = await rig.engine(rows_layout(4))
+        tokens = prompt(600)
+        await demote(engine, tokens)
+        for seed in range(1, 12):
+            await demote(engine, prompt(600, seed))
+        before = time.time()
+        assert isinstance(await restore(engine, tokens), NotRestored)
+        await demote(engine, tokens)
+        assert rig.kv.store.lookup(PromptChain.of(engine_root(rig), tokens).keys[:1])[0] is not None
+        explained = await rig.explain()
+        kv = finding(explained, "kv")
+        assert kv.reason == "evicted"
+        assert before - 60 < kv.gone_unix_s <= before
+        assert "before (the vault was full, policy lru)" in explained.sentence
+
+
 async def test_a_purged_prompt(rig: Rig):
     engine = await rig.engine()
     tokens = prompt(400)

@@ -160,6 +160,9 @@ class Explainer:
         if part.missing_reason not in ASK_MORE:
             return part.missing_reason, None
         fate = traced.next_block if traced is not None and traced.leading_blocks * BLOCK_TOKENS <= part.reach else None
+        if fate is None or fate.reason != part.missing_reason:
+            # Stored again since, perhaps: what the vault said when it was asked counts.
+            fate = Fate(part.missing_reason or "never_stored", part.missing_unix_s, part.missing_why)
         return (part.missing_reason or "never_stored"), fate
 
     @staticmethod

@@ -38,6 +38,8 @@ class VaultTrace:
     differs_at: int = 0
     checkpoints: tuple[int, ...] = ()
     missing_reason: str = ""
+    missing_unix_s: float = 0.0
+    missing_why: str = ""
     error: str = ""
     problem: str = ""
     refused: Counter[str] = field(default_factory=Counter[str])
@@ -53,6 +55,7 @@ class VaultTrace:
     def answered(self, result: ProbeResult) -> None:
         """What the vault says it has."""
         self.missing_reason = result.missing_reason
+        self.missing_unix_s, self.missing_why = result.missing_unix_s, result.missing_why
         self.reach = result.leading_blocks * BLOCK_TOKENS
         partial = result.partial
         if partial is not None:

@@ -16,6 +16,7 @@ from tierkv.codec.record import RecordHeader, RecordKind
 from tierkv.identity.blocks import BLOCK_TOKENS, BlockKey, PromptChain, Tokens, common_prefix
 from tierkv.rpc.vault_port import Found, ProbeResult
 from tierkv.store.base import IndexEntry, Store
+from tierkv.store.journal import NEVER_STORED, Fate
 from tierkv.telemetry.tier import TierTelemetry
 
 ALL_FIDELITIES = 255
@@ -26,6 +27,7 @@ MAX_UNCOMPARED = 8
 # Prompts up to this many tokens are compared in one round trip; ids take about 3 bytes each on the wire.
 WINDOW_TOKENS = 8192
 
+_NOTHING_MISSING = Fate("")
 REASON_TOO_LOSSY = "too_lossy"
 REASON_NEVER_STORED = "never_stored"
 
@@ -75,6 +77,8 @@ class ProbeAnswer:
     epoch: int
     missing_reason: str
     node: str = ""
+    missing_unix_s: float = 0.0
+    missing_why: str = ""
 
     @property
     def is_complete(self) -> bool:
@@ -89,15 +93,15 @@ def look_up(store: Store, query: ProbeQuery, tier: TierTelemetry | None = None) 
     """What the store has for the query. Reads the index only; leases what it answers and counts, unless peeking."""
     epoch = store.epoch
     found: list[Candidate] = []
-    leading, reason = 0, ""
+    leading, fate = 0, _NOTHING_MISSING
     if query.blocks:
-        leading, reason = _blocks(store, query, found)
+        leading, fate = _blocks(store, query, found)
     kinds = [kind for kind, wanted in ((RecordKind.WINDOW, query.windows), (RecordKind.STATE, query.states)) if wanted]
     if kinds:
         _checkpoints(store, query, kinds, found)
         if not found:
-            reason = reason or _missing_checkpoint(store, query)
-    answer = ProbeAnswer(tuple(found), leading, epoch, reason)
+            fate = fate if fate.reason else _missing_checkpoint(store, query)
+    answer = ProbeAnswer(tuple(found), leading, epoch, fate.reason, "", fate.unix_s, fate.why)
     if not query.peek:
         store.lease([candidate.key for candidate in found], LEASE_S)
         if tier is not None and answer.is_complete:
@@ -118,21 +122,21 @@ def _usable(answer: ProbeAnswer) -> Iterable[Candidate]:
     return (c for c in answer.candidates if c.kind is not RecordKind.BLOCK or c.block_index <= answer.leading_blocks)
 
 
-def _blocks(store: Store, query: ProbeQuery, found: list[Candidate]) -> tuple[int, str]:
+def _blocks(store: Store, query: ProbeQuery, found: list[Candidate]) -> tuple[int, Fate]:
     """Full blocks by key and the best child of the last leading one; the leading run and why it ends."""
     entries = store.lookup(query.keys)
-    leading, reason = len(query.keys), ""
+    leading, fate = len(query.keys), _NOTHING_MISSING
     for index, entry in enumerate(entries):
         if entry is not None and _serves(entry, query) and entry.header.is_full_block:
             found.append(_candidate(entry, index, BLOCK_TOKENS))
         elif index < leading:
             leading = index
-            reason = REASON_TOO_LOSSY if entry is not None else store.missing_reason(query.keys[index])
+            fate = Fate(REASON_TOO_LOSSY) if entry is not None else store.fate(query.keys[index])
     parent = query.keys[leading - 1] if leading else query.root
     lossy = _after_leading(store, query, parent, leading, found)
-    if not found and not reason:
-        reason = REASON_TOO_LOSSY if lossy else REASON_NEVER_STORED
-    return leading, reason
+    if not found and not fate.reason:
+        fate = Fate(REASON_TOO_LOSSY if lossy else REASON_NEVER_STORED)
+    return leading, fate
 
 
 def _after_leading(store: Store, query: ProbeQuery, parent: BlockKey, index: int, found: list[Candidate]) -> bool:
@@ -182,9 +186,9 @@ def _checkpoints(store: Store, query: ProbeQuery, kinds: Sequence[RecordKind], f
             left[kind] -= 1
 
 
-def _missing_checkpoint(store: Store, query: ProbeQuery) -> str:
+def _missing_checkpoint(store: Store, query: ProbeQuery) -> Fate:
     """The index cannot know which checkpoint would have served; the last chain key is the best hint."""
-    return store.missing_reason(query.keys[-1]) if query.keys else REASON_NEVER_STORED
+    return store.fate(query.keys[-1]) if query.keys else NEVER_STORED
 
 
 def _serves(entry: IndexEntry, query: ProbeQuery) -> bool:
@@ -249,6 +253,8 @@ def judge(chain: PromptChain, answer: ProbeAnswer) -> ProbeResult:
         answer.epoch,
         answer.missing_reason,
         answer.node,
+        answer.missing_unix_s,
+        answer.missing_why,
     )
 
 

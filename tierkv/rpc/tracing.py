@@ -108,7 +108,7 @@ def _fate_to_proto(fate: Fate) -> pb.RecordFate:
 
 def _fate_from_proto(message: pb.RecordFate) -> Fate:
     kind = RecordKind(message.kind) if message.kind in (1, 2, 3) else None
-    return Fate(wire.slug(message.reason), message.time_unix_s, _text(message.why), kind, message.end)
+    return Fate(wire.slug(message.reason), wire.moment(message.time_unix_s), _text(message.why), kind, message.end)
 
 
 def _text(text: str) -> str:

@@ -52,6 +52,8 @@ class ProbeResult:
     epoch: int
     missing_reason: str
     node: str
+    missing_unix_s: float = 0.0
+    missing_why: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from tierkv.v1 import vault_service_pb2 as pb
 
 MAX_KEYS = 32768
 MAX_TOKENS = 65536
+LAST_UNIX_S = 1e11  # in the year 5138
 MAX_POSITION = 1 << 40
 MAX_CANDIDATES = MAX_KEYS + 1024
 MAX_SLUG_CHARS = 64
@@ -98,6 +99,8 @@ def answer_to_proto(answer: ProbeAnswer, node: str) -> pb.ProbeResponse:
         epoch=answer.epoch,
         missing_reason=answer.missing_reason,
         node=node,
+        missing_unix_s=answer.missing_unix_s,
+        missing_why=answer.missing_why,
     )
 
 
@@ -121,6 +124,8 @@ def answer_from_proto(message: pb.ProbeResponse, max_record_bytes: int) -> Probe
         message.epoch,
         slug(message.missing_reason),
         slug(message.node),
+        moment(message.missing_unix_s),
+        printable(message.missing_why),
     )
 
 
@@ -137,6 +142,11 @@ def _candidate(record: pb.ProbedRecord) -> Candidate:
         record.layout_digest,
         np.array(record.tail, np.int64) if record.tail else None,
     )
+
+
+def moment(unix_s: float) -> float:
+    """A time from the network, 0 (unknown) for what is none."""
+    return unix_s if 0 <= unix_s < LAST_UNIX_S else 0.0
 
 
 def joined(first: ProbeAnswer, again: ProbeAnswer) -> ProbeAnswer:

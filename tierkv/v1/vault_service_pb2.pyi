@@ -54,18 +54,22 @@ class ProbedRecord(_message.Message):
     def __init__(self, key: _Optional[bytes] = ..., kind: _Optional[int] = ..., block_index: _Optional[int] = ..., n_tokens: _Optional[int] = ..., agreeing_tokens: _Optional[int] = ..., size_bytes: _Optional[int] = ..., fidelity: _Optional[int] = ..., layout_digest: _Optional[bytes] = ..., tail: _Optional[_Iterable[int]] = ..., raw_bytes: _Optional[int] = ...) -> None: ...
 
 class ProbeResponse(_message.Message):
-    __slots__ = ("records", "leading_blocks", "epoch", "missing_reason", "node")
+    __slots__ = ("records", "leading_blocks", "epoch", "missing_reason", "node", "missing_unix_s", "missing_why")
     RECORDS_FIELD_NUMBER: _ClassVar[int]
     LEADING_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     MISSING_REASON_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
+    MISSING_UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    MISSING_WHY_FIELD_NUMBER: _ClassVar[int]
     records: _containers.RepeatedCompositeFieldContainer[ProbedRecord]
     leading_blocks: int
     epoch: int
     missing_reason: str
     node: str
-    def __init__(self, records: _Optional[_Iterable[_Union[ProbedRecord, _Mapping]]] = ..., leading_blocks: _Optional[int] = ..., epoch: _Optional[int] = ..., missing_reason: _Optional[str] = ..., node: _Optional[str] = ...) -> None: ...
+    missing_unix_s: float
+    missing_why: str
+    def __init__(self, records: _Optional[_Iterable[_Union[ProbedRecord, _Mapping]]] = ..., leading_blocks: _Optional[int] = ..., epoch: _Optional[int] = ..., missing_reason: _Optional[str] = ..., node: _Optional[str] = ..., missing_unix_s: _Optional[float] = ..., missing_why: _Optional[str] = ...) -> None: ...
 
 class StoreRequest(_message.Message):
     __slots__ = ("chunks",)
