@@ -6,6 +6,7 @@ import asyncio
 import ctypes
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from faulty_vault import FaultyVault
 from tierkv.errors import Refused
 from tierkv.handoff.client import ModelAnnouncement, NotRestored, Restored, model_files
 from tierkv.identity.blocks import BlockKey, PromptChain
+from tierkv.rpc.explain_wire import explanation_from_proto, explanation_to_proto
 from tierkv.state.layout import LayerLayout, Layout
 from tierkv.store.base import Selector
 
@@ -355,6 +357,22 @@ async def test_a_missing_checkpoint_and_an_evicted_one(rig: Rig):
     ssm = finding(explained, "ssm")
     assert (ssm.reason, ssm.found_tokens) == ("purged", 0)
     assert "purged by somebody" in explained.sentence
+
+
+async def test_windows_and_rows_of_the_same_tokens_are_not_added_up(rig: Rig):
+    engine = await rig.engine(hybrid_layout(window=True))
+    tokens = prompt(600)
+    await demote(engine, tokens[:520])
+    assert_state(await restore(engine, tokens), engine.layout, tokens, 520)
+    explained = await rig.explain()
+    assert [finding(explained, tier).used_tokens for tier in ("kv", "ssm")] == [520, 520]
+
+
+async def test_a_long_sentence_comes_whole(rig: Rig):
+    """Of the network's texts 200 characters are kept; of what an agent explains, 500."""
+    await restore(await rig.engine(), prompt(600))
+    long = replace(await rig.explain(), sentence="s" * 450 + ".")
+    assert explanation_from_proto(explanation_to_proto(long)).sentence == long.sentence
 
 
 async def test_too_lossy_records(rig: Rig):

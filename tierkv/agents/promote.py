@@ -243,7 +243,8 @@ class Promoter:
             return
         if not outcome.position:
             self._telemetry.count("restores_failed")
-            for tier in outcome.bytes_by_tier or ("kv",):
+            failing = {candidate.found.kind.tier for candidate, _, _ in outcome.failures}
+            for tier in failing or outcome.bytes_by_tier or ("kv",):
                 self._telemetry.tier(tier).miss(outcome.reason)
             self._telemetry.emit(
                 "fault", "warning", f"{request.model}: a restore failed ({outcome.reason})",

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from tierkv.agents.restore_run import RestoreOutcome, RestoreRequest
+from tierkv.codec.record import RecordKind
 from tierkv.identity.blocks import BLOCK_TOKENS, BlockKey, PromptChain, beginning_of
 from tierkv.rpc.local import LOCAL_PEER
 from tierkv.rpc.vault_port import ProbeResult
@@ -133,15 +134,19 @@ class RequestTrace:
             return
         self.outcome, self.position = "restored", outcome.position
         self.codec, self.fidelity, self.bytes = outcome.codec, outcome.fidelity, outcome.bytes
+        checkpoints: list[tuple[VaultTrace, int]] = []
         for candidate, size_bytes in outcome.used:
             found = candidate.found
             part = self.vault(found.kind.tier, candidate.source.peer)
             part.used_bytes += size_bytes
-            if found.kind.tier == "ssm":
-                part.used_tokens = max(part.used_tokens, found.end)
-            else:
+            if found.kind is RecordKind.BLOCK:
                 begin = max(found.start, request.rows_from)
                 part.used_tokens += max(0, min(found.start + found.agreeing, outcome.position) - begin)
+            else:
+                checkpoints.append((part, found.end))
+        # A window or a recurrent state stands for the tokens that the rows of other layers are of.
+        for part, end in checkpoints:
+            part.used_tokens = max(part.used_tokens, end)
 
 
 class Evicted:

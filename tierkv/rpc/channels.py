@@ -173,7 +173,7 @@ def _refusal(error: grpc.RpcError, details: str) -> TierKVError | None:
     return Refused(details) if slug in {each.__name__ for each in refusals} else None
 
 
-def printable(text: str | None) -> str:
+def printable(text: str | None, most_chars: int = MAX_DETAIL_CHARS) -> str:
     """Text from the network, cut and without control characters."""
-    cut = (text or "")[:MAX_DETAIL_CHARS]
+    cut = (text or "")[:most_chars]
     return "".join(char if char.isprintable() else "?" for char in cut)

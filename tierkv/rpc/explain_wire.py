@@ -126,4 +126,4 @@ def _values(message: Any, names: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _text(text: str) -> str:
-    return printable(text[:MAX_TEXT_CHARS])
+    return printable(text, MAX_TEXT_CHARS)

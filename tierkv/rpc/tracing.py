@@ -112,4 +112,4 @@ def _fate_from_proto(message: pb.RecordFate) -> Fate:
 
 
 def _text(text: str) -> str:
-    return printable(text[:MAX_TEXT_CHARS])
+    return printable(text, MAX_TEXT_CHARS)
