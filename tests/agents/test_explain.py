@@ -97,15 +97,21 @@ async def test_a_prompt_that_was_never_stored(rig: Rig):
     assert explained.request.outcome == "computed"
 
 
+async def missed_for_eviction(engine) -> tuple[np.ndarray, float]:
+    """A prompt that others have pushed out of the vault and that was asked for, and when it was."""
+    tokens = prompt(600)
+    await demote(engine, tokens)
+    for seed in range(1, 12):
+        await demote(engine, prompt(600, seed))
+    before = time.time()
+    assert isinstance(await restore(engine, tokens), NotRestored)
+    return tokens, before
+
+
 async def test_an_evicted_prompt_says_when_and_why():
     async with explained_agent(vault={"cap_bytes": 1 << 20}) as rig:
         engine = await rig.engine(rows_layout(4))
-        tokens = prompt(600)
-        await demote(engine, tokens)
-        for seed in range(1, 12):
-            await demote(engine, prompt(600, seed))
-        before = time.time()
-        assert isinstance(await restore(engine, tokens), NotRestored)
+        _, before = await missed_for_eviction(engine)
         explained = await rig.explain()
         kv = finding(explained, "kv")
         assert kv.reason == "evicted"
@@ -117,12 +123,7 @@ async def test_an_evicted_prompt_says_when_and_why():
 async def test_an_evicted_prompt_says_when_and_why_also_after_it_was_stored_again():
     async with explained_agent(vault={"cap_bytes": 1 << 20}) as rig:
         engine = await rig.engine(rows_layout(4))
-        tokens = prompt(600)
-        await demote(engine, tokens)
-        for seed in range(1, 12):
-            await demote(engine, prompt(600, seed))
-        before = time.time()
-        assert isinstance(await restore(engine, tokens), NotRestored)
+        tokens, before = await missed_for_eviction(engine)
         await demote(engine, tokens)
         assert rig.kv.store.lookup(PromptChain.of(engine_root(rig), tokens).keys[:1])[0] is not None
         explained = await rig.explain()
