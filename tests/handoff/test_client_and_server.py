@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import socket
+import sys
 import tempfile
 import threading
 import time
@@ -18,7 +21,7 @@ from tierkv.errors import HandoffError, StartupError
 from tierkv.handoff.channel import Channel
 from tierkv.handoff.client import FileSeen, HandoffClient, ModelAnnouncement, NotRestored, Offer, Restored
 from tierkv.handoff.mover import Mover
-from tierkv.handoff.protocol import Message, segment_view, segments_of
+from tierkv.handoff.protocol import VERSION, Message, pack, segment_view, segments_of
 from tierkv.handoff.server import Connection, HandoffServer
 from tierkv.handoff.transfer import Transfer
 from tierkv.state.layout import ArraySpec, LayerLayout, Layout
@@ -351,6 +354,47 @@ def test_another_version_is_refused_with_a_reason(agent: Agent):
     hello = {"channel": "control", "engine": "e", "build": "b", "engine_id": "x", "version": 99}
     with pytest.raises(HandoffError, match="other_version"):
         Channel.open(agent.path, hello, writable=False, budget_s=5.0)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has memory files and /proc")
+@pytest.mark.parametrize("arena_bytes", [-5, "much", None, 1 << 40])
+def test_a_greeting_that_cannot_be_leaves_no_descriptor_open(home: Path, arena_bytes: object):
+    path = home / "odd.sock"
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(path))
+    listener.listen(1)
+    stranger = os.memfd_create("odd-arena", os.MFD_CLOEXEC)
+    body = {"version": VERSION, "arena_bytes": arena_bytes, "settings": {}, "node": "odd"}
+
+    def greet() -> None:
+        sock, _ = listener.accept()
+        with sock:
+            socket.send_fds(sock, [pack("hello", body)], [stranger])
+            sock.recv(1 << 16)
+
+    talking = threading.Thread(target=greet)
+    talking.start()
+    hello = {"channel": "control", "engine": "e", "build": "b", "engine_id": "x"}
+    with pytest.raises(HandoffError):
+        Channel.open(path, hello, writable=False, budget_s=5.0)
+    talking.join(10)
+    listener.close()
+    os.close(stranger)
+    assert not [fd for fd in os.listdir("/proc/self/fd") if "odd-arena" in target_of(fd)]
+
+
+def target_of(fd: str) -> str:
+    with contextlib.suppress(OSError):
+        return os.readlink(f"/proc/self/fd/{fd}")
+    return ""
+
+
+def test_a_file_at_the_sockets_place_is_left_alone(home: Path, agent: Agent):
+    path = home / "notes.txt"
+    path.write_text("mine")
+    with pytest.raises(StartupError, match="is no socket"):
+        agent.call(HandoffServer(path, agent, arena_bytes=4096, settings=dict).start())
+    assert path.read_text() == "mine"
 
 
 def test_a_second_server_on_the_socket_does_not_start(agent: Agent):

@@ -33,7 +33,10 @@ class Arena:
     @classmethod
     def create(cls, size_bytes: int, *, writable: bool) -> Arena:
         """Raises HandoffError("no_shared_memory") if the memory is not there in full."""
-        fd = _anonymous_file()
+        try:
+            fd = _anonymous_file()
+        except OSError as error:
+            raise HandoffError("no_shared_memory", f"a file for shared memory: {error}") from error
         try:
             _allocate(fd, size_bytes)
             arena = cls(fd, size_bytes, writable=writable)

@@ -95,12 +95,13 @@ class Channel:
                 raise Refusal(self._path, refusal_text(message.text("reason")))
             if message.op != "hello" or message.integer("version") != VERSION or not descriptors:
                 raise Refusal(self._path, refusal_text("other_version"))
+            arena_bytes = message.integer("arena_bytes")
         except BaseException:
             for descriptor in descriptors:
                 os.close(descriptor)
             raise
         self.hello = message
-        self.arena = Arena.attach(descriptors[0], message.integer("arena_bytes"), writable=writable)
+        self.arena = Arena.attach(descriptors[0], arena_bytes, writable=writable)
         self.regions = Regions(self.arena.size_bytes)
 
     def region(self, offset: int, length: int) -> memoryview:

@@ -186,6 +186,8 @@ class HandoffServer:
         """A socket on which nobody answers is what a killed agent left behind."""
         if not self.path.exists():
             return
+        if not self.path.is_socket():
+            raise StartupError(f"{self.path} is there and is no socket: remove it, or name another (inference.socket)")
         probe = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             probe.settimeout(1.0)
