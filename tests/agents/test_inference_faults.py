@@ -403,7 +403,7 @@ def test_a_hook_killed_while_it_holds_regions(cluster: Cluster):
     engine.demote(tokens)
     assert_state(engine.restore(tokens), engine.layout, tokens, 1999)  # the connections of a restore are there
     process = psutil.Process(agent.process.pid)
-    before = process.num_fds()
+    before, arenas_before = process.num_fds(), arenas(process)
     announcement = engine.model.announcement.to_json()
     for _ in range(5):
         channel = raw_channel(cluster)
@@ -428,7 +428,8 @@ def test_a_hook_killed_while_it_holds_regions(cluster: Cluster):
     half.send("begin", {"transfer": 1, "scalars": {}}, deadline=time.monotonic() + 1)
     half.close()
     assert_state(engine.restore(tokens), engine.layout, tokens, 1999)
-    eventually(lambda: process.num_fds() < before + 5)  # a region, a socket or an arena each would be five and more
+    eventually(lambda: arenas(process) == arenas_before)
+    eventually(lambda: process.num_fds() < before + 5)  # a socket each would be five and more
     eventually(lambda: len(agent.snapshot().engines) == 1)
 
 

@@ -69,8 +69,8 @@ class Arena:
         arena.fd = -1
         return arena
 
-    def close(self) -> None:
-        """Gives the mapping back as soon as no array points into it any more."""
+    def close(self) -> bool:
+        """Gives the mapping back as soon as no array points into it any more; whether that is now."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
@@ -78,7 +78,8 @@ class Arena:
             self.view.release()
             self._map.close()
         except BufferError:
-            pass  # a copy is still under way in another thread; the mapping goes with its last view
+            return False  # a copy is still under way in another thread; the mapping goes with its last view
+        return True
 
 
 def _anonymous_file() -> int:

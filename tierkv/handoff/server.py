@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import math
 import os
 import socket
@@ -26,6 +27,7 @@ from tierkv.handoff.refusals import refusal_text
 
 HELLO_TIMEOUT_S = 5.0
 TELL_AGAIN_S = 60.0
+COLLECT_AFTER_S = 1.0
 MAX_CONNECTIONS = 64
 
 
@@ -124,7 +126,10 @@ class Connection:
         with contextlib.suppress(ConnectionError, OSError):
             await self._writer.wait_closed()
         # Giving 256 MiB back takes the kernel tens of milliseconds, which other engines do not wait for.
-        await asyncio.to_thread(self.arena.close)
+        if not await asyncio.to_thread(self.arena.close):
+            # What was cut off in the middle may hold its views in a cycle of a task, its error and their frames, for as
+            # long as an idle agent collects no garbage; and an arena is 256 MiB.
+            asyncio.get_running_loop().call_later(COLLECT_AFTER_S, gc.collect)
 
 
 class HandoffService(Protocol):
