@@ -14,12 +14,14 @@ from agent_processes import TOKEN, assert_state, hybrid_layout, prompt, rows_lay
 from explained_agent import Rig, demote, explained_agent, finding, restore, until
 from faulty_vault import FaultyVault
 
+from tierkv.agents.why import sentence_of
 from tierkv.errors import Refused
 from tierkv.handoff.client import ModelAnnouncement, NotRestored, Restored, model_files
 from tierkv.identity.blocks import BlockKey, PromptChain
 from tierkv.rpc.explain_wire import explanation_from_proto, explanation_to_proto
 from tierkv.state.layout import LayerLayout, Layout
 from tierkv.store.base import Selector
+from tierkv.telemetry.explanation import Explanation, RequestLine, TierFinding
 
 
 @pytest.fixture
@@ -367,6 +369,18 @@ async def test_windows_and_rows_of_the_same_tokens_are_not_added_up(rig: Rig):
     assert_state(await restore(engine, tokens), engine.layout, tokens, 520)
     explained = await rig.explain()
     assert [finding(explained, tier).used_tokens for tier in ("kv", "ssm")] == [520, 520]
+
+
+@pytest.mark.parametrize(("outcome", "position"), [("restored", 1014), ("computed", 0)])
+def test_what_waits_to_be_sent_is_no_reason_where_a_vault_has_one(outcome: str, position: int):
+    """The queue holds another prompt that begins alike; the vault's record of this one is damaged."""
+    queue = TierFinding("kv", "queue", True, 1999, 10, reason="differs", detail="differs from 11 on", differs_at=11)
+    vault = TierFinding("kv", "v:1", True, 1999, 1999, position, reason="bad_checksum", detail="a record was damaged")
+    request = RequestLine(1, 0.0, "m", 2000, 0, position, outcome, "bad_checksum", 0.01)
+    told = sentence_of(Explanation(request, "", (queue, vault)), prompt_only=False, least_tokens=64)
+    assert told.endswith("a record was damaged")
+    alone = sentence_of(Explanation(request, "", (queue,)), prompt_only=False, least_tokens=64)
+    assert alone.endswith("differs from 11 on")
 
 
 async def test_a_long_sentence_comes_whole(rig: Rig):

@@ -11,6 +11,7 @@ from tierkv.identity.blocks import BlockKey, PromptChain
 from tierkv.rpc.vault_port import Found, Missing, Piece
 
 Buffers = list[bytes | bytearray | memoryview]
+QUEUE_PEER = "queue"
 
 
 @dataclass(slots=True, eq=False)
@@ -156,7 +157,7 @@ class PendingRecords:
 class PendingSource:
     """Records of the queue as a source of a restore, kept for it even if they leave the queue meanwhile."""
 
-    peer = "queue"
+    peer = QUEUE_PEER
 
     def __init__(self) -> None:
         self._records: dict[BlockKey, PendingRecord] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tierkv.agents.pending import QUEUE_PEER
 from tierkv.telemetry.explanation import Explanation, TierFinding
 from tierkv.units import format_duration
 
@@ -120,11 +121,17 @@ def _rest(explained: Explanation) -> str:
     """Why a restore ended where it did: what the tier that reached least far says."""
     if explained.request.reason == "not_worth_it":
         return "would have taken longer than computing it"
-    limiting = [each for each in explained.tiers if each.tier != "hot" and each.detail]
+    limiting = _vaults_with_a_reason(explained)
     if not limiting:
         return "was not stored"
     least = min(limiting, key=lambda each: each.found_tokens)
     return "was never stored" if least.reason == "never_stored" else f"did not come: {least.detail}"
+
+
+def _vaults_with_a_reason(explained: Explanation) -> list[TierFinding]:
+    """What waits in the agent to be sent holds little of anything: it tells why only where nothing else does."""
+    telling = [each for each in explained.tiers if each.tier != "hot" and each.detail]
+    return [each for each in telling if each.peer != QUEUE_PEER] or telling
 
 
 def _why_none(explained: Explanation, least_tokens: int) -> str:
@@ -137,7 +144,7 @@ def _why_none(explained: Explanation, least_tokens: int) -> str:
             restore, prefill = format_duration(restore_s), format_duration(prefill_s)
             return f"restoring was expected to take {restore}, computing {prefill}"
         return "it came slower than computing takes"
-    asked = [each for each in explained.tiers if each.tier != "hot" and each.detail]
+    asked = _vaults_with_a_reason(explained)
     same = [each for each in asked if each.reason == reason]
     telling = same or [each for each in asked if each.reason not in ("never_stored", "no_vault")] or asked
     if reason in ("", "never_stored", "failed", "no_checkpoint", "too_little") and asked:
