@@ -46,7 +46,7 @@ def open_verified(
 
     A damaged one is quarantined and ``on_damage`` is called; the store's events tell which.
     """
-    return _open(store, key, on_damage, lambda _: True, count_hit=count_hit)
+    return _open(store, key, on_damage, count_hit=count_hit, verify_in_memory=True)
 
 
 def check(store: Store, key: BlockKey, on_damage: Callable[[], None]) -> None:
@@ -57,12 +57,7 @@ def check(store: Store, key: BlockKey, on_damage: Callable[[], None]) -> None:
 
 
 def _open(
-    store: Store,
-    key: BlockKey,
-    on_damage: Callable[[], None],
-    is_to_verify: Callable[[RecordReader], bool],
-    *,
-    count_hit: bool,
+    store: Store, key: BlockKey, on_damage: Callable[[], None], *, count_hit: bool, verify_in_memory: bool
 ) -> RecordReader | str:
     try:
         reader = store.open(key, count_hit=count_hit)
@@ -74,7 +69,7 @@ def _open(
     if reader is None:
         return store.missing_reason(key)
     try:
-        if is_to_verify(reader):
+        if verify_in_memory or not reader.in_memory:
             verification = _Verification(reader, key)
             while not verification.step(_READ_BYTES):
                 pass
@@ -309,7 +304,7 @@ class Outgo:
         count_hit = not self._peek and index >= self._n_opened
         self._n_opened = max(self._n_opened, index + 1)
         key = self._keys[index]
-        opened = _open(self._store, key, self._on_damage, lambda reader: not reader.in_memory, count_hit=count_hit)
+        opened = _open(self._store, key, self._on_damage, count_hit=count_hit, verify_in_memory=False)
         if isinstance(opened, str):
             self._met_damage = self._met_damage or opened == DAMAGED
         elif opened.in_memory:
