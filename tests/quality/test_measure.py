@@ -23,7 +23,6 @@ from tierkv.quality.coded import through
 from tierkv.quality.measure import measure
 from tierkv.quality.report import document, lines
 from tierkv.state import mlx_cache
-from tierkv.state.mlx_arrays import numpy_view
 
 TEXT = "The quick brown fox jumps over the lazy dog, again and again. " * 12
 
@@ -88,7 +87,7 @@ def test_decibels_are_those_of_the_arrays(folder_of):
     model(mx.array([list(range(5, 255))]), cache=cache)
     mx.eval([each.state for each in cache])
     layout = mlx_cache.describe(cache)
-    arrays = {key: np.array(numpy_view(each)) for key, each in mlx_cache.rows(cache, layout, 0, 250).items()}
+    arrays = {key: np.array(each) for key, each in mlx_cache.rows(cache, layout, 0, 250).items()}
     coded = through(codec_named("int8"), arrays, layout, 250)
     for one, (key, array) in zip(coded.quality, arrays.items(), strict=True):
         error = coded.arrays[key] - array

@@ -19,7 +19,7 @@ from tiny_mlx import prompt, tiny_model
 from tierkv.errors import UnsupportedState
 from tierkv.state import mlx_cache
 from tierkv.state.layout import Layout
-from tierkv.state.mlx_arrays import numpy_view, to_mx
+from tierkv.state.mlx_arrays import to_mx
 
 DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
 
@@ -32,7 +32,7 @@ def test_this_is_the_mlx_lm_that_was_asked_for():
 
 
 def to_bytes(arrays):
-    return {key: (a.tobytes(), a.dtype.str, a.shape) for key, a in ((k, numpy_view(v)) for k, v in arrays.items())}
+    return {key: (a.tobytes(), a.dtype.str, a.shape) for key, a in arrays.items()}
 
 
 def from_bytes(packed):
@@ -230,7 +230,7 @@ def test_what_was_taken_does_not_change_under_the_engines_next_step(name, taken,
     layout = mlx_cache.describe(cache)
     rows = mlx_cache.rows(cache, layout, *taken)
     whole, _ = mlx_cache.checkpoint(cache, layout, ("window", "state"))
-    views = [numpy_view(array) for array in (*rows.values(), *whole.values())]
+    views = [*rows.values(), *whole.values()]
     before = [view.copy() for view in views]
     trim_prompt_cache(cache, 20)
     continued(model, cache, steps=3)
@@ -254,7 +254,7 @@ def test_every_bit_pattern_survives(dtype):
     cache = mlx_cache_module.KVCache()
     cache.keys, cache.values, cache.offset = array, array, 1024
     rows = mlx_cache.rows([cache], mlx_cache.describe([cache]), 0, 1024)
-    np.testing.assert_array_equal(numpy_view(rows[0, 0]).view(stored), bits)
+    np.testing.assert_array_equal(rows[0, 0].view(stored), bits)
 
 
 # --- what is refused ----------------------------------------------------------------------------

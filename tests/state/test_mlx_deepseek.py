@@ -9,7 +9,6 @@ from tiny_deepseek import TINY, own, stand_in
 
 from tierkv.errors import UnsupportedState
 from tierkv.state import mlx_cache
-from tierkv.state.mlx_arrays import numpy_view
 from tierkv.state.mlx_deepseek import BRANCH_ARRAYS, DEEPSEEK_MODULE
 
 
@@ -34,7 +33,7 @@ def filled(deepseek, n):
 def rebuilt(cache, **changes):
     layout = mlx_cache.describe(cache)
     arrays, scalars = mlx_cache.checkpoint(cache, layout, ("window",))
-    views = {key: numpy_view(array).copy() for key, array in arrays.items()}
+    views = {key: array.copy() for key, array in arrays.items()}
     scalars = {index: {**values, **changes} for index, values in scalars.items()}
     return mlx_cache.build(layout, mlx_cache.position(cache), views, scalars)
 

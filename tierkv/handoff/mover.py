@@ -21,7 +21,7 @@ from tierkv.handoff.transfer import Transfer, aligned, batches, copy_into, segme
 # One message and one encoding job for about this much: small enough to overlap, large enough to cost nothing.
 REGION_BYTES = 8 << 20
 REPORT_INTERVAL_S = 1.0
-# Entries come in bursts: their hand-over takes 0.7 to 1.1 of a memcpy when nothing is copied beside it, 1.8 otherwise.
+# Entries come in bursts: their hand-over takes 0.7 to 1.0 of a memcpy when nothing is copied beside it, 1.8 otherwise.
 QUIET_S = 0.02
 # An agent that frees nothing for this long while it holds regions is taken for dead.
 STALLED_S = 30.0

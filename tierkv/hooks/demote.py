@@ -26,7 +26,6 @@ from tierkv.hooks.mlx_models import ModelBook, ModelKey
 from tierkv.hooks.prompt_tokens import Ids, as_ids, inside_media, media_in
 from tierkv.state import mlx_cache
 from tierkv.state.layout import LayerKind, Layout
-from tierkv.state.mlx_arrays import numpy_view
 from tierkv.state.mlx_leaves import cut
 
 # The agent has it all, or gets it just now.
@@ -86,20 +85,18 @@ class HandOver:
         started = self._clock()
         mx.eval(mlx_cache.live_arrays(cache))
         evaluated = self._clock()
-        rows: mlx_cache.MxArrays = {}
+        rows: mlx_cache.Views = {}
         if offer.rows_from is not None:
             rows = mlx_cache.rows(cache, layout, offer.rows_from, offer.position)
         asked: tuple[tuple[LayerKind, bool], ...] = (("window", offer.window), ("state", offer.state))
         kinds: list[LayerKind] = [kind for kind, wanted in asked if wanted]
-        whole, scalars = mlx_cache.checkpoint(cache, layout, kinds) if kinds else ({}, {})
-        views = {name: numpy_view(array) for name, array in rows.items()}
-        checkpoint = {name: numpy_view(array) for name, array in whole.items()}
+        checkpoint, scalars = mlx_cache.checkpoint(cache, layout, kinds) if kinds else ({}, {})
         self._counters.evaluate_s += evaluated - started
         self._counters.copy_s += self._clock() - evaluated
         wanted = offer.position - (offer.rows_from or 0)
-        buffers_bytes = sum(view.nbytes for view in views.values()) * offer.position // max(wanted, 1)
+        buffers_bytes = sum(view.nbytes for view in rows.values()) * offer.position // max(wanted, 1)
         shared_bytes = buffers_bytes + sum(array.nbytes for array in checkpoint.values())
-        return Transfer(offer, layout, views, checkpoint, scalars, shared_bytes)
+        return Transfer(offer, layout, rows, checkpoint, scalars, shared_bytes)
 
 
 class Demoter(HandOver):

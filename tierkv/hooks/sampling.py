@@ -24,7 +24,6 @@ from tierkv.handoff.client import HandoffClient, Media, ModelHandle, Restored
 from tierkv.hooks.prompt_tokens import Ids
 from tierkv.state import mlx_cache
 from tierkv.state.fidelity import Divergence, as_float32, snr_db
-from tierkv.state.mlx_arrays import numpy_view
 
 log = logging.getLogger("tierkv")
 
@@ -131,7 +130,7 @@ class Sampler:
         layers: list[list[object]] = []
         for (layer, number), array in sorted(exact.items()):
             dtype = layout.layers[layer].arrays[number].dtype
-            here = as_float32(numpy_view(array), dtype)
+            here = as_float32(array, dtype)
             there = as_float32(sample.restored.arrays[layer, number][:, :, : sample.tokens], dtype)
             decibels = snr_db(here, there)
             layers.append([layer, number, round(decibels, 2) if math.isfinite(decibels) else None])

@@ -19,7 +19,6 @@ from tierkv.quality.coded import ArrayQuality, Coded, through
 from tierkv.state import mlx_cache
 from tierkv.state.fidelity import Divergence, as_float32, to_bfloat16
 from tierkv.state.layout import ArraySpec, Layout
-from tierkv.state.mlx_arrays import numpy_view
 
 PREFILL_STEP = 256
 LOGITS_STEP = 64
@@ -152,7 +151,7 @@ class _Run:
         layout = mlx_cache.describe(self._cache)
         rows = mlx_cache.rows(self._cache, layout, 0, depth)
         whole, scalars = mlx_cache.checkpoint(self._cache, layout, ("window", "state"))
-        arrays = {key: np.array(numpy_view(array)) for key, array in {**rows, **whole}.items()}
+        arrays = {key: np.array(array) for key, array in {**rows, **whole}.items()}
         given = _rounded(layout, arrays) if self._rounds else (layout, arrays)
         self._state = (*given, scalars)
         self.input_dtype = _dtype_of(given[0])

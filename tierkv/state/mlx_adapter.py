@@ -32,6 +32,10 @@ class CacheAdapter(ABC):
     def arrays(self, cache: Any) -> Slots:
         """Names and arrays in a fixed order, only tokens that count; None where nothing is stored."""
 
+    def buffers(self, cache: Any) -> Slots:
+        """What ``arrays`` are parts of, in the same order and with the same axes: rows that do not count may follow."""
+        return self.arrays(cache)
+
     @abstractmethod
     def build(self, cls: type, layer: LayerLayout, arrays: Sequence[mx.array | None], scalars: Scalars) -> Any:
         """A new cache of class ``cls`` that holds ``arrays``, in the order of ``layer.arrays``."""
@@ -57,7 +61,20 @@ class CacheAdapter(ABC):
 
 
 class AttentionAdapter(CacheAdapter):
+    """Arrays with their tokens on one axis, of which the first ``length`` count."""
+
     token_axis = TOKEN_AXIS
+
+    def buffers(self, cache: Any) -> Slots:
+        return [("keys", cache.keys), ("values", cache.values)]
+
+    def length(self, cache: Any) -> int | None:
+        """Rows that count, from the first on; None for all of them."""
+        return cache.offset
+
+    def arrays(self, cache: Any) -> Slots:
+        length = self.length(cache)
+        return [(name, head(array, length)) for name, array in self.buffers(cache)]
 
     def offset(self, cache: Any) -> int | None:
         return None if cache.keys is None else plain_int(cache.offset, "offset")

@@ -1,7 +1,6 @@
 """mlx arrays as bytes and back: dtype names, evaluated copies, numpy views of bit patterns.
 
-Every mlx call here belongs to the engine's generation thread. A numpy view may go to another thread, but only of an
-array that ``held`` made: a view of the engine's own array object would change under its next slice assignment.
+Every mlx call here belongs to the engine's generation thread. The views that ``held`` makes may go to another thread.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from typing import Any, TypeVar
 
 import mlx.core as mx
 import numpy as np
+from numpy.typing import NDArray
 
 from tierkv.errors import UnsupportedState
 
@@ -45,25 +45,21 @@ def dtype_name(array: mx.array | None) -> str:
     return name
 
 
-def held(arrays: Mapping[Key, mx.array]) -> dict[Key, mx.array]:
-    """The same bits as evaluated arrays that no later slice assignment of the engine changes.
+def held(arrays: Mapping[Key, mx.array]) -> dict[Key, NDArray[Any]]:
+    """The same bits as numpy views that no later slice assignment of the engine changes.
 
-    They keep the engine's buffer alive and may be strided: they are array objects of their own on it, so mlx copies
-    the buffer before it writes to it. bfloat16 becomes uint16 bit patterns, since numpy has no such dtype. One
-    evaluation for all of them.
+    They keep the engine's buffer alive and may be strided: each is on an array object of its own, so mlx copies the
+    buffer before it writes to it (a view on the engine's own object would change). bfloat16 becomes uint16 bit
+    patterns, since numpy has no such dtype. One evaluation for all of them: on the CPU that costs as much as holding
+    60 arrays, so nothing is cut here that numpy can cut afterwards.
     """
-    own = {key: _bits(a[...]) for key, a in arrays.items()}
-    mx.eval(list(own.values()))
-    return own
+    own = [_bits(array[...]) for array in arrays.values()]
+    mx.eval(own)
+    return {key: np.array(array, copy=False) for key, array in zip(arrays, own, strict=True)}
 
 
 def _bits(array: mx.array) -> mx.array:
     return array.view(mx.uint16) if array.dtype == mx.bfloat16 else array
-
-
-def numpy_view(array: mx.array) -> np.ndarray[Any, Any]:
-    """A numpy array on the memory of an array that ``held`` made; it keeps that memory alive. No mlx work."""
-    return np.array(array, copy=False)
 
 
 def to_mx(array: np.ndarray[Any, Any], dtype: str) -> mx.array:

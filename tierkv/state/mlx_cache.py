@@ -10,6 +10,7 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
+from numpy.typing import NDArray
 
 from tierkv.errors import UnsupportedState
 from tierkv.state.layout import ArraySpec, LayerKind, LayerLayout, Layout
@@ -20,7 +21,7 @@ from tierkv.state.mlx_leaves import Leaf, assembled, leaves
 
 Signature = tuple[tuple[str, str, str, tuple[tuple[str, int], ...]], ...]
 ArrayKey = tuple[int, int]
-MxArrays = dict[ArrayKey, mx.array]
+Views = dict[ArrayKey, NDArray[Any]]
 
 
 def describe(cache: Sequence[Any]) -> Layout:
@@ -83,10 +84,10 @@ def settle(cache: Sequence[Any], have: int, *, lag: int = 0) -> None:
 
 def live_arrays(cache: Sequence[Any]) -> list[mx.array]:
     """The engine's own arrays, to be evaluated before anything is copied from them."""
-    return [array for leaf in leaves(cache) for _, array in leaf.adapter.arrays(leaf.cache) if array is not None]
+    return [array for leaf in leaves(cache) for _, array in leaf.adapter.buffers(leaf.cache) if array is not None]
 
 
-def rows(cache: Sequence[Any], layout: Layout, start: int, stop: int) -> MxArrays:
+def rows(cache: Sequence[Any], layout: Layout, start: int, stop: int) -> Views:
     """Rows [start, stop) of every array of the "rows" layers, evaluated and safe from later writes of the engine.
 
     Keys are (index in layout.layers, index in its arrays). Arrays: [1, heads, stop - start, width], any strides;
@@ -96,17 +97,21 @@ def rows(cache: Sequence[Any], layout: Layout, start: int, stop: int) -> MxArray
     """
     if not 0 <= start <= stop:
         raise UnsupportedState("bad_range", f"rows {start} to {stop}")
-    picked: MxArrays = {}
-    for key, array in _arrays_of(cache, layout, ("rows",)):
-        if array.shape[TOKEN_AXIS] < stop:
-            raise UnsupportedState("bad_range", f"layer {key[0]} holds {array.shape[TOKEN_AXIS]} rows, not {stop}")
-        picked[key] = array[..., start:stop, :]
-    return held(picked)
+    buffers: dict[ArrayKey, mx.array] = {}
+    for index, leaf in _leaves_of(cache, layout, ("rows",)):
+        count = leaf.adapter.offset(leaf.cache)
+        for number, (_, buffer) in enumerate(leaf.adapter.buffers(leaf.cache)):
+            if buffer is None:
+                continue
+            if count is None or min(count, buffer.shape[TOKEN_AXIS]) < stop:
+                raise UnsupportedState("bad_range", f"layer {index} holds {count} rows, not {stop}")
+            buffers[index, number] = buffer
+    return {key: view[..., start:stop, :] for key, view in held(buffers).items()}
 
 
 def checkpoint(
     cache: Sequence[Any], layout: Layout, kinds: Iterable[LayerKind]
-) -> tuple[MxArrays, dict[int, dict[str, int]]]:
+) -> tuple[Views, dict[int, dict[str, int]]]:
     """Whole arrays and scalars of the layers of these kinds ("window", "state"), evaluated as in ``rows``."""
     wanted = tuple(kinds)
     arrays = held(dict(_arrays_of(cache, layout, wanted)))
@@ -178,7 +183,7 @@ def _join(head: mx.array | None, rest: mx.array, first_row: int) -> mx.array:
 
 def _layer(leaf: Leaf) -> LayerLayout:
     leaf.adapter.check(leaf.cache)
-    specs = tuple(_spec(leaf.adapter, name, array) for name, array in leaf.adapter.arrays(leaf.cache))
+    specs = tuple(_spec(leaf.adapter, name, array) for name, array in leaf.adapter.buffers(leaf.cache))
     return LayerLayout(leaf.kind, type(leaf.cache).__name__, specs, leaf.adapter.params(leaf.cache), leaf.slot)
 
 
@@ -197,6 +202,12 @@ def _spec(adapter: CacheAdapter, name: str, array: mx.array | None) -> ArraySpec
 def _arrays_of(
     cache: Sequence[Any], layout: Layout, kinds: tuple[LayerKind, ...]
 ) -> Iterator[tuple[ArrayKey, mx.array]]:
+    for index, leaf in _leaves_of(cache, layout, kinds):
+        arrays = leaf.adapter.arrays(leaf.cache)
+        yield from (((index, n), array) for n, (_, array) in enumerate(arrays) if array is not None)
+
+
+def _leaves_of(cache: Sequence[Any], layout: Layout, kinds: tuple[LayerKind, ...]) -> Iterator[tuple[int, Leaf]]:
     found = leaves(cache)
     if len(found) != len(layout.layers):
         raise UnsupportedState("foreign_layout", f"{len(found)} layers where {len(layout.layers)} are expected")
@@ -204,5 +215,4 @@ def _arrays_of(
         if (type(leaf.cache).__name__, leaf.kind) != (layer.class_name, layer.kind):
             raise UnsupportedState("foreign_layout", f"layer {index} is a {type(leaf.cache).__name__} ({leaf.kind})")
         if layer.kind in kinds:
-            held = leaf.adapter.arrays(leaf.cache)
-            yield from (((index, n), array) for n, (_, array) in enumerate(held) if array is not None)
+            yield index, leaf

@@ -25,7 +25,6 @@ from tierkv.state.mlx_adapter import (
     CacheAdapter,
     Scalars,
     Slots,
-    head,
     padded,
     plain_int,
     scalar,
@@ -46,9 +45,6 @@ class KVCacheAdapter(AttentionAdapter):
 
     kind = "rows"
 
-    def arrays(self, cache: Any) -> Slots:
-        return [("keys", head(cache.keys, cache.offset)), ("values", head(cache.values, cache.offset))]
-
     def build(self, cls: type, layer: LayerLayout, arrays: Sequence[mx.array | None], scalars: Scalars) -> Any:
         cache = cls()
         keys, values = arrays
@@ -66,10 +62,10 @@ class QuantizedKVCacheAdapter(AttentionAdapter):
     kind = "rows"
     _PARTS = ("w", "scales", "biases")
 
-    def arrays(self, cache: Any) -> Slots:
+    def buffers(self, cache: Any) -> Slots:
         empty = (None, None, None)
         return [
-            (f"{name}.{part}", head(array, cache.offset))
+            (f"{name}.{part}", array)
             for name, parts in (("keys", cache.keys), ("values", cache.values))
             for part, array in zip(self._PARTS, parts or empty, strict=True)
         ]
@@ -92,10 +88,9 @@ class RotatingKVCacheAdapter(AttentionAdapter):
 
     kind = "window"
 
-    def arrays(self, cache: Any) -> Slots:
+    def length(self, cache: Any) -> int | None:
         unwrapped = cache.keys is not None and cache.offset == cache._idx < cache.max_size
-        rows = cache.offset if unwrapped else None
-        return [("keys", head(cache.keys, rows)), ("values", head(cache.values, rows))]
+        return cache.offset if unwrapped else None
 
     def params(self, cache: Any) -> tuple[tuple[str, int], ...]:
         return (("keep", plain_int(cache.keep, "keep")), ("max_size", plain_int(cache.max_size, "max_size")))
@@ -138,9 +133,8 @@ class ChunkedWindowAdapter(AttentionAdapter):
 
     kind = "window"
 
-    def arrays(self, cache: Any) -> Slots:
-        rows = cache.offset - cache.start_position
-        return [("keys", head(cache.keys, rows)), ("values", head(cache.values, rows))]
+    def length(self, cache: Any) -> int:
+        return cache.offset - cache.start_position
 
     def params(self, cache: Any) -> tuple[tuple[str, int], ...]:
         return (("chunk_size", plain_int(cache.chunk_size, "chunk_size")),)
