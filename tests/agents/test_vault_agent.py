@@ -185,6 +185,24 @@ async def test_what_happens_in_the_store_reaches_counters_and_feed():
 # --- ending -------------------------------------------------------------------------------------
 
 
+async def test_a_server_that_cannot_say_goodbye_holds_up_no_stop(monkeypatch: pytest.MonkeyPatch):
+    """gRPC waits up to 20 s for the peer of a clogged connection, now and then: not to be made at will."""
+    agent, closed, forever = runtime(), [], asyncio.Event()
+    await agent.start()
+    stop = agent._server.stop
+
+    async def clogged(grace_s: float) -> None:
+        await stop(grace_s)
+        await forever.wait()
+
+    monkeypatch.setattr(agent._server, "stop", clogged)
+    agent.on_stop(lambda: closed.append(1))
+    async with asyncio.timeout(10):
+        await agent.stop(grace_s=0)
+    assert closed == [1]
+    forever.set()
+
+
 async def test_stop_closes_in_reverse_and_may_be_called_twice():
     agent, closed = runtime(), []
     agent.on_stop(lambda: closed.append("first"))

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from tierkv.rpc.explain_wire import ExplainPort
 
 GRACE_S = 2.0
+# Calls that grace has not ended are cancelled; that takes no longer than this.
+GOODBYE_S = 1.0
 # Calls in flight over all connections; a watcher is one.
 MAX_CALLS = 1024
 REFUSALS_SHOWN_EVERY_S = 10.0
@@ -152,7 +154,8 @@ class AgentRuntime:
         if self._nodes is not None:
             self._nodes.stop()
         if self._server is not None:
-            await self._server.stop(grace_s)
+            # Without a limit gRPC waits up to 20 s for a peer that does not read that it is being said goodbye to.
+            await asyncio.wait((asyncio.create_task(self._server.stop(grace_s)),), timeout=grace_s + GOODBYE_S)
         await self._supervisor.stop()
         for close in reversed(self._closers):
             outcome = close()
