@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator
 
 import numpy as np
@@ -12,7 +13,7 @@ from agent_processes import assert_state, hybrid_layout, prompt, rows_layout
 from explained_agent import Rig, demote, explained_agent, finding, restore, until
 from throttled import ThrottledLink, throttled, towards
 
-from tierkv.agents import break_even
+from tierkv.agents import break_even, remeasure
 from tierkv.agents.break_even import PrefillCost, Rates, decide
 from tierkv.agents.lookup import Candidate, Mark, Needs, Plan
 from tierkv.codec.record import RecordKind
@@ -203,6 +204,68 @@ async def test_a_slow_link_and_a_fast_engine_cost_a_glance_and_no_wait():
         assert finding(second, "kv").reason == "not_worth_it"
         assert second.expected_restore_s > second.expected_prefill_s == pytest.approx(0.4, rel=0.01)
         assert rig.agent.telemetry.snapshot().counters["restores_given_up"] == 1
+
+
+@pytest.mark.parametrize("layers", [1, 16])
+async def test_a_link_that_is_fast_again_is_used_again(monkeypatch: pytest.MonkeyPatch, layers: int):
+    """Beside the next request that goes without it, it is measured again; records may be small or large."""
+    monkeypatch.setattr(remeasure, "FIRST_PAUSE_S", 0.1)
+    async with slow_rig(1e9) as (rig, link):
+        engine = await rig.engine(rows_layout(layers))
+        tokens = prompt(4001)
+        await stored(rig, link, engine, tokens, 1e9)
+        await rig.prefilled(engine, (0, 2000, 2.0), (0, 4000, 4.0))
+        (_, client), *_ = rig.agent._clients
+        client.link.measured_receive(20_000, 1.0, left=True)
+        assert await restore(engine, tokens) == NotRestored("not_worth_it")
+        await until(lambda: time.monotonic() - client.link.received_s > 0.1)
+        link.passed = 0
+        assert await restore(engine, tokens) == NotRestored("not_worth_it")
+        await until(lambda: client.link.receive_rate(60.0) > 1e6)
+        assert link.passed < 8_000_000
+        assert_state(await restore(engine, tokens), engine.layout, tokens, 4000)
+
+
+async def test_a_link_that_stays_slow_is_measured_less_and_less_often(monkeypatch: pytest.MonkeyPatch):
+    """And nobody waits for it. Asked about 100 times in the time that the pauses make 1 + 2 + 4 + 8 of."""
+    monkeypatch.setattr(remeasure, "FIRST_PAUSE_S", 0.1)
+    monkeypatch.setattr(remeasure, "MOST_S", 0.05)
+    async with slow_rig(1e5) as (rig, link):
+        engine = await rig.engine(rows_layout(16))
+        tokens = prompt(4001)
+        await stored(rig, link, engine, tokens, 1e5)
+        await rig.prefilled(engine, (0, 2000, 0.2), (0, 4000, 0.4))
+        assert await restore(engine, tokens) == NotRestored("not_worth_it")
+        (_, client), *_ = rig.agent._clients
+        promote, measured = client.promote, []
+
+        def counted(keys, **options):
+            measured.append(keys)
+            return promote(keys, **options)
+
+        monkeypatch.setattr(client, "promote", counted)
+        began_s = time.monotonic()
+        while time.monotonic() - began_s < 1.5:
+            assert await restore(engine, tokens) == NotRestored("not_worth_it")
+            await asyncio.sleep(0.01)
+        assert 1 <= len(measured) <= 5
+        assert rig.agent.telemetry.snapshot().counters["restores_given_up"] == 1
+
+
+async def test_a_question_what_there_would_be_measures_nothing(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(remeasure, "FIRST_PAUSE_S", 0.0)
+    async with slow_rig(1e9) as (rig, link):
+        engine = await rig.engine(rows_layout(16))
+        tokens = prompt(4001)
+        await stored(rig, link, engine, tokens, 1e9)
+        await rig.prefilled(engine, (0, 2000, 0.2), (0, 4000, 0.4))
+        (_, client), *_ = rig.agent._clients
+        client.link.measured_receive(20_000, 1.0, left=True)
+        at_s = client.link.received_s
+        told = await rig.client.explain_prompt(tokens.tolist())
+        assert finding(told, "kv").reason == "not_worth_it"
+        await asyncio.sleep(0.2)
+        assert client.link.received_s == at_s
 
 
 async def test_what_came_before_it_was_given_up_is_used():

@@ -259,6 +259,7 @@ class InferenceAgent:
         self.runtime.on_stop(self._close_pools)
         for _, client in self._clients:
             self.runtime.on_stop(client.close)
+        self.runtime.on_stop(self.promoter.remeasurer.close)
         self.runtime.on_stop(self.server.stop)
 
     def _close_pools(self) -> None:

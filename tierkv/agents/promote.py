@@ -17,6 +17,7 @@ from tierkv.agents.layouts import Layouts, signature_json
 from tierkv.agents.lookup import Candidate, Needs, Plan, View, best_plan, pending_result
 from tierkv.agents.pending import PendingRecords, PendingSource
 from tierkv.agents.reasons import is_damage, reason_of
+from tierkv.agents.remeasure import Remeasurer
 from tierkv.agents.restore_run import (
     NOT_WORTH_IT,
     LayoutSurprise,
@@ -69,6 +70,7 @@ class Promoter:
         self._min_restore_tokens = min_restore_tokens
         self.fetcher = Fetcher(max_record_bytes)
         self.rates = Rates()
+        self.remeasurer = Remeasurer()
         self._workers = workers
         self._weighs = weighs
         self._parts = RestoreParts(self.fetcher, layouts, pool, workers, self._record_failed, self.rates, weighs)
@@ -161,7 +163,13 @@ class Promoter:
         )
         if plan is None:
             self._note_layouts(view, request, trace)
-        return view, self._worth_it(plan, request, view, trace) if plan is not None else None
+            return view, None
+        chosen = self._worth_it(plan, request, view, trace)
+        if chosen is plan:
+            self.remeasurer.fast_enough(plan)
+        elif not peek:
+            self.remeasurer.too_slow(plan)
+        return view, chosen
 
     def _worth_it(self, plan: Plan, request: RestoreRequest, view: View, trace: RequestTrace) -> Plan | None:
         """All of the plan, as much of it as is quicker than computing, or None."""

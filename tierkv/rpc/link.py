@@ -44,6 +44,7 @@ class Link:
         self._rtts: deque[float] = deque(maxlen=_KEEP_RTTS)
         self._receive_bytes_per_s = 0.0
         self._received_s = float("-inf")
+        self._was_left = False
         self._send_bytes_per_s = 0.0
         self._answered = False
         self._failures = 0
@@ -93,11 +94,14 @@ class Link:
     def measured_receive(self, n_bytes: int, seconds: float, *, left: bool = False) -> None:
         """So many bytes of one stream came in so many seconds of waiting.
 
-        ``left``: the reader did not wait for the rest; then none in a long time is a rate too.
+        ``left``: the reader did not wait for the rest; then none in a long time is a rate too. What follows such a
+        one is not averaged with it: a fault may be over.
         """
-        if n_bytes >= MIN_MEASURED_BYTES or (left and seconds >= MIN_MEASURED_S):
-            self._receive_bytes_per_s = _blend(self._receive_bytes_per_s, max(1, n_bytes), seconds)
-            self._received_s = time.monotonic()
+        before = 0.0 if self._was_left else self._receive_bytes_per_s
+        enough = n_bytes >= MIN_MEASURED_BYTES or (left and seconds >= MIN_MEASURED_S)
+        if enough or (self._was_left and n_bytes > self._receive_bytes_per_s * seconds):
+            self._receive_bytes_per_s = _blend(before, max(1, n_bytes), seconds)
+            self._received_s, self._was_left = time.monotonic(), left
 
     def receive_rate(self, max_age_s: float) -> float:
         """Bytes a second of one stream, 0 when it was not measured within ``max_age_s``."""
@@ -111,6 +115,11 @@ class Link:
     def rtt_s(self) -> float:
         """The shortest of the last few small calls: longer ones waited for the vault, not for the wire."""
         return min(self._rtts, default=0.0)
+
+    @property
+    def received_s(self) -> float:
+        """When that rate was measured last, on the monotonic clock; -inf if never."""
+        return self._received_s
 
     @property
     def receive_bytes_per_s(self) -> float:
