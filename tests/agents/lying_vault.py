@@ -9,6 +9,7 @@ from tierkv.codec.record import RecordHeader, RecordKind
 from tierkv.errors import PeerError
 from tierkv.identity.blocks import BlockKey, PromptChain, common_prefix
 from tierkv.rpc.vault_port import Found, Missing, Piece, ProbeResult, StoreOutcome
+from tierkv.store.journal import Fate
 
 PIECE_BYTES = 64 << 10
 
@@ -53,7 +54,8 @@ class LyingVault:
                 (windows if header.kind is RecordKind.WINDOW else states).append(found)
         states.sort(key=lambda each: -each.end)
         windows.sort(key=lambda each: -each.end)
-        return ProbeResult(blocks, len(blocks), partial, tuple(windows), tuple(states), 0, "never_stored", "lying")
+        missing = Fate("never_stored")
+        return ProbeResult(blocks, len(blocks), partial, tuple(windows), tuple(states), 0, missing, "lying")
 
     @staticmethod
     def _found(header: RecordHeader, data: bytes, agreeing: int) -> Found:

@@ -11,6 +11,7 @@ from tierkv.codec.record import RecordKind
 from tierkv.identity import blocks
 from tierkv.identity.blocks import BLOCK_TOKENS, BlockKey, PromptChain
 from tierkv.rpc.vault_port import Found, ProbeResult
+from tierkv.store.journal import Fate
 
 ROOT = BlockKey(b"\x05" * 32)
 
@@ -33,7 +34,7 @@ def held(chain: PromptChain | None) -> ProbeResult:
     first = {}
     if chain is not None:
         first[0] = Found(chain.keys[0], RecordKind.BLOCK, 0, BLOCK_TOKENS, BLOCK_TOKENS, 1000, 2000, 0, bytes(16))
-    return ProbeResult(first, len(first), None, (), (), 0, "", "v")
+    return ProbeResult(first, len(first), None, (), (), 0, Fate(""), "v")
 
 
 @pytest.fixture

@@ -176,7 +176,7 @@ async def test_a_divergence_inside_a_block_is_found_where_it_is(port: VaultPort)
     assert (found.partial.key, found.partial.start, found.partial.agreeing) == (stored.keys[1], 256, 44)
     tokens[0] += 1
     found = await port.probe(PromptChain.of(ROOT, tokens), blocks=True)
-    assert (found.blocks, found.partial, found.missing_reason) == ({}, None, "never_stored")
+    assert (found.blocks, found.partial, found.missing.reason) == ({}, None, "never_stored")
 
 
 async def test_a_prompt_shorter_than_a_block_uses_the_head_of_one(port: VaultPort):
@@ -199,7 +199,7 @@ async def test_holes_in_a_chain_are_reported(port: VaultPort):
     records = blocks_of(chain)
     await put(port, [records[0], records[1], records[3]])
     found = await port.probe(chain, blocks=True)
-    assert (found.leading_blocks, sorted(found.blocks), found.missing_reason) == (2, [0, 1, 3], "never_stored")
+    assert (found.leading_blocks, sorted(found.blocks), found.missing.reason) == (2, [0, 1, 3], "never_stored")
 
 
 async def test_checkpoints_serve_only_where_their_tail_is_a_prefix(port: VaultPort):
@@ -225,7 +225,7 @@ async def test_too_lossy_records_are_misses_with_that_reason(port: VaultPort):
     chain = prompt(600)
     await put(port, blocks_of(chain, fidelity=20))
     found = await port.probe(chain, blocks=True, worst_fidelity=0)
-    assert (found.blocks, found.partial, found.missing_reason) == ({}, None, "too_lossy")
+    assert (found.blocks, found.partial, found.missing.reason) == ({}, None, "too_lossy")
     assert (await port.probe(chain, blocks=True, worst_fidelity=20)).leading_blocks == 2
 
 

@@ -21,6 +21,7 @@ from tierkv.agents.quality import QualityBook
 from tierkv.agents.routing import TIER_KINDS, TierRouter
 from tierkv.agents.sender import Sender
 from tierkv.agents.transfer import Encoded, Incoming, RecordBuilder, encode_region
+from tierkv.agents.unstored import Unstored
 from tierkv.codec.record import RecordKind
 from tierkv.codec.registry import Codec
 from tierkv.handoff.protocol import Segment
@@ -62,6 +63,7 @@ class Demoter:
         pool: Executor,
         codecs: Mapping[str, Codec],
         quality: QualityBook,
+        unstored: Unstored,
         *,
         min_store_tokens: Callable[[], int],
     ) -> None:
@@ -73,6 +75,7 @@ class Demoter:
         self._pool = pool
         self._codecs = codecs
         self._quality = quality
+        self._unstored = unstored
         self._min_store_tokens = min_store_tokens
         self._claimed: dict[BlockKey, Incoming] = {}
         self._gate = asyncio.Lock()
@@ -89,10 +92,11 @@ class Demoter:
         reason = self._objection(incoming)
         if reason:
             self._telemetry.count(f"offers_declined_{reason}")
+            if reason == "queue_full":
+                self._want(incoming)
+                self._remember_unstored(incoming, reason)
             return Wanted(None, reason=reason)
-        self._want_rows(incoming)
-        self._want_checkpoint(incoming, RecordKind.WINDOW)
-        self._want_checkpoint(incoming, RecordKind.STATE)
+        self._want(incoming)
         if not incoming.builders:
             self._telemetry.count("offers_known")
             return Wanted(None, reason="known", held=True)
@@ -124,6 +128,11 @@ class Demoter:
         """Whether no vault that the tier's records of this prompt go to takes any."""
         ports = self._routers[tier].targets(incoming.chain)
         return all(self._target_is_down(f"{tier}:{port.peer}") for port in ports)
+
+    def _want(self, incoming: Incoming) -> None:
+        self._want_rows(incoming)
+        self._want_checkpoint(incoming, RecordKind.WINDOW)
+        self._want_checkpoint(incoming, RecordKind.STATE)
 
     def _want_rows(self, incoming: Incoming) -> None:
         if not incoming.layout.having("rows"):
@@ -265,6 +274,7 @@ class Demoter:
                 del self._claimed[builder.key]
         if incoming.builders:
             self._fail(incoming, "incomplete")
+            self._remember_unstored(incoming, incoming.failed)
             incoming.builders.clear()
         if incoming.records:
             self._telemetry.emit(
@@ -275,6 +285,10 @@ class Demoter:
                 bytes=str(incoming.stored_bytes), raw_bytes=str(incoming.raw_bytes),
             )  # fmt: skip
             incoming.records = 0
+
+    def _remember_unstored(self, incoming: Incoming, reason: str) -> None:
+        for each in incoming.builders.values():
+            self._unstored.add(f"{each.kind.tier}:", incoming.chain, each.kind, each.start, each.end, reason)
 
     async def flush(self, timeout_s: float) -> bool:
         """Whether everything that engines handed over has reached its vaults in time."""
@@ -289,14 +303,16 @@ class Demoter:
 class DropLog:
     """Counts records that left the queue unsent and shows them, at most one event a second."""
 
-    def __init__(self, telemetry: NodeTelemetry) -> None:
+    def __init__(self, telemetry: NodeTelemetry, unstored: Unstored) -> None:
         self._telemetry = telemetry
+        self._unstored = unstored
         self._shown_s = float("-inf")
         self._unshown = 0
 
     def __call__(self, record: PendingRecord, reason: str) -> None:
         self._telemetry.count(f"records_dropped_{reason}")
         self._telemetry.tier(record.header.kind.tier).refused(reason)
+        self._unstored.add_record(f"{record.header.kind.tier}:", record, reason)
         self._unshown += 1
         now_s = time.monotonic()
         if now_s - self._shown_s >= DROPS_SHOWN_EVERY_S:

@@ -12,13 +12,15 @@ from tierkv.agents.promote import Promoter
 from tierkv.agents.restore_run import NOT_WORTH_IT, RestoreRequest
 from tierkv.agents.routing import TierRouter
 from tierkv.agents.trace import RequestTrace, TraceBook, VaultTrace, scratch_trace
-from tierkv.agents.why import detail_of, sentence_of
+from tierkv.agents.why import detail_of, reason_text, sentence_of
 from tierkv.errors import Refused, TierKVError
 from tierkv.identity.blocks import BLOCK_TOKENS, PromptChain, Tokens
 from tierkv.rpc.tracing import Traced
 from tierkv.store.journal import Fate
 from tierkv.telemetry.explanation import Explanation, RequestLine, TierFinding
 
+# Every engine has states that are too short.
+COMMON = frozenset({"too_short"})
 DEFAULT_LINES, MAX_LINES = 50, 1000
 # Reasons that a vault knows more about than it says while a request waits.
 ASK_MORE = frozenset({"", "never_stored", "evicted", "purged", "expired", "quarantined", "loading", "replaced"})
@@ -35,13 +37,16 @@ class Explainer:
         identities: Identities,
         engines: Engines,
         min_restore_tokens: Callable[[], int],
+        refusals: Callable[[str], Mapping[str, int]],
     ) -> None:
+        """``refusals``: how many states an engine's hook could not hand over, by reason, for an engine's id."""
         self._traces = traces
         self._ports = {(tier, port.peer): port for tier, router in routers.items() for port in router.ports}
         self._promoter = promoter
         self._identities = identities
         self._engines = engines
         self._min_restore_tokens = min_restore_tokens
+        self._refusals = refusals
 
     def requests(self, limit: int) -> list[RequestLine]:
         """The latest first; ``limit`` 0 means 50."""
@@ -157,13 +162,13 @@ class Explainer:
             return self._checkpoint_reason(part, traced)
         if part.reach >= trace.limit:
             return ("" if part.used_tokens or _failed_elsewhere(trace, part) else trace.reason), None
-        if part.missing_reason not in ASK_MORE:
-            return part.missing_reason, None
+        if part.missing.reason not in ASK_MORE:
+            return part.missing.reason, part.missing
         fate = traced.next_block if traced is not None and traced.leading_blocks * BLOCK_TOKENS <= part.reach else None
-        if fate is None or fate.reason != part.missing_reason:
+        if fate is None or fate.reason != part.missing.reason:
             # Stored again since, perhaps: what the vault said when it was asked counts.
-            fate = Fate(part.missing_reason or "never_stored", part.missing_unix_s, part.missing_why)
-        return (part.missing_reason or "never_stored"), fate
+            fate = part.missing if part.missing.reason else Fate("never_stored")
+        return fate.reason, fate
 
     @staticmethod
     def _checkpoint_reason(part: VaultTrace, traced: Traced | None) -> tuple[str, Fate | None]:
@@ -172,7 +177,9 @@ class Explainer:
             return lost.reason, lost
         if part.checkpoints:
             return ("" if part.used_tokens else "no_rows_for_it"), None
-        return (part.missing_reason if part.missing_reason not in ASK_MORE else "never_stored"), None
+        if part.missing.reason in ASK_MORE:
+            return "never_stored", None
+        return part.missing.reason, part.missing
 
     def _why(self, trace: RequestTrace, part: VaultTrace, traced: Traced | None, reason: str, fate: Fate | None) -> str:
         """What the slug does not say."""
@@ -185,9 +192,18 @@ class Explainer:
             parts = self._identities.differing(trace.root, other.root) if trace.root is not None else ()
             what = ", ".join(parts) if parts else "this agent has never seen it"
             return f"{other.model} as {other.root.hex()[:12]}: {what}"
-        if fate is not None and fate.reason == reason:
+        if fate is not None and fate.reason == reason and fate.why:
             return fate.why
-        return ""
+        return self._not_handed_over(trace) if reason == "never_stored" else ""
+
+    def _not_handed_over(self, trace: RequestTrace) -> str:
+        """A hook says how many states it could not hand over and why, not of which prompts they were."""
+        found = {reason: n for reason, n in self._refusals(trace.engine).items() if reason not in COMMON}
+        if not found:
+            return ""
+        reason, count = max(found.items(), key=lambda each: each[1])
+        states = "1 state" if count == 1 else f"{count:,} states"
+        return f"its engine could not hand over {states}: {reason_text(reason)}"
 
     def _differing(self, trace: RequestTrace, answers: list[Traced]) -> tuple[str, ...]:
         root = trace.root
@@ -197,7 +213,10 @@ class Explainer:
 
 def _failed_elsewhere(trace: RequestTrace, part: VaultTrace) -> bool:
     """Whether another vault is why nothing of this one was used."""
-    return any(each.error or each.failed.total() for each in trace.vaults if each is not part)
+    if part.missing.reason == trace.reason:
+        return False
+    others = (each for each in trace.vaults if each is not part)
+    return any(each.error or each.failed.total() or each.missing.reason == trace.reason for each in others)
 
 
 def _parts_here(part: VaultTrace, traced: Traced) -> bool:

@@ -102,6 +102,10 @@ class HotTier:
         if not self._reports:
             self._telemetry.set_memory_note("")
 
+    def refusals(self, engine_id: str) -> dict[str, int]:
+        """How many states the engine's hook did not hand over since the engine started, by reason."""
+        return dict(self._reasons.get((engine_id, "refusals"), {}))
+
     def prefill_s(self, engine_id: str, tokens: int) -> float:
         """How long the engine would need to compute ``tokens`` at the rate it last reported; 0 while it has not."""
         rate = self._prefill_tokens_per_s.get(engine_id)

@@ -30,6 +30,7 @@ from tierkv.agents.runtime import AgentRuntime, announce_port
 from tierkv.agents.sender import Sender
 from tierkv.agents.touch import Toucher
 from tierkv.agents.trace import TraceBook
+from tierkv.agents.unstored import Unstored
 from tierkv.agents.vault import SWEEP_S, StoreKeeper
 from tierkv.codec.registry import codec_named, next_better, warm_up
 from tierkv.errors import StartupError
@@ -155,18 +156,20 @@ class InferenceAgent:
         self._encoders = ThreadPoolExecutor(max(1, min(4, cores // 2)), "tierkv-encode", _be_nice)
         self._clients: list[tuple[str, VaultClient]] = []
         self._routers = self._make_routers(token, vaults or {})
-        self.pending = PendingRecords(options.queue_bytes, DropLog(self.telemetry))
+        self._unstored = Unstored()
+        self.pending = PendingRecords(options.queue_bytes, DropLog(self.telemetry, self._unstored))
         self._layouts = Layouts()
         self._bad = BadRecords()
         self.promoter = self._make_promoter(max(2, cores - 1))
         self.demoter = self._make_demoter()
         self.traces = TraceBook(REQUESTS_KEPT)
         self.identities = Identities(paths.cache_dir() / "identities.json")
+        self.hot = HotTier(self.telemetry)
         self.engines = self._make_engines()
         self.server = self._make_server()
         self.runtime.explainer = Explainer(
             self.traces, self._routers, self.promoter, self.identities, self.engines,
-            lambda: self.settings.min_restore_tokens,
+            lambda: self.settings.min_restore_tokens, self.hot.refusals,
         )  # fmt: skip
         self._schedule()
         self.runtime.live_keys.update(self._live_keys())
@@ -212,7 +215,8 @@ class InferenceAgent:
 
     def _make_promoter(self, workers: int) -> Promoter:
         return Promoter(
-            self._routers, self.pending, self._layouts, self._bad, self.telemetry, self._decoders, workers=workers,
+            self._routers, self.pending, self._layouts, self._bad, self.telemetry, self._decoders, self._unstored,
+            workers=workers,
             worst_fidelity=_fidelity_limit(self.options.worst_fidelity),
             probe_timeout_s=self.options.probe_timeout_s, max_record_bytes=self.options.max_record_bytes,
             min_restore_tokens=lambda: self.settings.min_restore_tokens, weighs=lambda: self.settings.break_even,
@@ -221,7 +225,8 @@ class InferenceAgent:
     def _make_demoter(self) -> Demoter:
         senders = {
             tier: [
-                Sender(router, port, self.pending, self._bad, self.telemetry, keep_s=KEEP_S) for port in router.ports
+                Sender(router, port, self.pending, self._bad, self.telemetry, self._unstored, keep_s=KEEP_S)
+                for port in router.ports
             ]
             for tier, router in self._routers.items()
         }
@@ -229,7 +234,7 @@ class InferenceAgent:
             self.runtime.background(sender.run(), f"sender to {sender.target}")
         return Demoter(
             self._routers, senders, self.pending, self._layouts, self.telemetry, self._encoders, self._codecs,
-            self.quality, min_store_tokens=lambda: self.settings.min_store_tokens,
+            self.quality, self._unstored, min_store_tokens=lambda: self.settings.min_store_tokens,
         )  # fmt: skip
 
     def _make_engines(self) -> Engines:
@@ -240,7 +245,7 @@ class InferenceAgent:
             self._tell_of_model,
         )  # fmt: skip
         return Engines(
-            registry, self.promoter, self.demoter, toucher, HotTier(self.telemetry), self.telemetry, self.traces,
+            registry, self.promoter, self.demoter, toucher, self.hot, self.telemetry, self.traces,
             self.quality, settings=self.settings.to_json, restore_timeout_s=lambda: self.settings.restore_budget_s,
         )  # fmt: skip
 

@@ -13,6 +13,7 @@ from tierkv.codec.record import RecordKind
 from tierkv.identity.blocks import BLOCK_TOKENS, BlockKey, PromptChain, common_prefix
 from tierkv.rpc.vault_port import Found, Missing, Piece, ProbeResult
 from tierkv.state.layout import Layout
+from tierkv.store.journal import Fate
 
 
 class Source(Protocol):
@@ -94,7 +95,7 @@ def pending_result(pending: PendingRecords, chain: PromptChain, source: PendingS
                 best = source.take(record, agreeing)
     return ProbeResult(
         blocks, len(blocks), best, tuple(checkpoints[RecordKind.WINDOW]), tuple(checkpoints[RecordKind.STATE]),
-        0, "never_stored", source.peer,
+        0, Fate("never_stored"), source.peer,
     )  # fmt: skip
 
 

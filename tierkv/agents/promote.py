@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -28,10 +29,13 @@ from tierkv.agents.restore_run import (
 )
 from tierkv.agents.routing import TierRouter
 from tierkv.agents.trace import RequestTrace, VaultTrace
+from tierkv.agents.unstored import NOT_STORED, Unstored
 from tierkv.errors import PeerError
 from tierkv.handoff.server import Connection
 from tierkv.identity.blocks import BLOCK_TOKENS, PromptChain
+from tierkv.rpc.vault_port import ProbeResult, VaultPort
 from tierkv.state.layout import Layout
+from tierkv.store.journal import Fate
 from tierkv.telemetry.node import NodeTelemetry
 
 # A source that was too slow is asked again sooner than one that sent damaged bytes.
@@ -52,6 +56,7 @@ class Promoter:
         bad: BadRecords,
         telemetry: NodeTelemetry,
         pool: Executor,
+        unstored: Unstored,
         *,
         workers: int,
         worst_fidelity: int,
@@ -65,6 +70,7 @@ class Promoter:
         self._layouts = layouts
         self._bad = bad
         self._telemetry = telemetry
+        self._unstored = unstored
         self._worst_fidelity = worst_fidelity
         self._probe_timeout_s = probe_timeout_s
         self._min_restore_tokens = min_restore_tokens
@@ -149,10 +155,11 @@ class Promoter:
                     view.reasons[tier] = part.error
                     self._routers[tier].known.clear()
                     continue
+                result = self._with_unstored(tier, port, request, result)
                 part.answered(result)
                 view.add(port, result, partial(self._usable, part=part))
                 self._routers[tier].learn(request.chain, result, partial(self._bad.holds, port.peer))
-                view.reasons[tier] = view.reasons[tier] or result.missing_reason or "never_stored"
+                view.reasons[tier] = view.reasons[tier] or result.missing.reason or "never_stored"
         plan = best_plan(
             view,
             request.chain,
@@ -170,6 +177,17 @@ class Promoter:
         elif not peek:
             self.remeasurer.too_slow(plan)
         return view, chosen
+
+    def _with_unstored(self, tier: str, port: VaultPort, request: RestoreRequest, result: ProbeResult) -> ProbeResult:
+        """A vault only knows that it never had a record; that it was refused or given up is known here."""
+        if result.missing.reason not in ("", "never_stored"):
+            return result
+        marks = [each.end for each in result.states]
+        reach = max(marks, default=0) if tier == "ssm" else result.reach
+        found = self._unstored.of(f"{tier}:{port.peer}", request.chain, reach) if reach < request.limit else None
+        if found is None:
+            return result
+        return replace(result, missing=Fate(NOT_STORED, *found))
 
     def _worth_it(self, plan: Plan, request: RestoreRequest, view: View, trace: RequestTrace) -> Plan | None:
         """All of the plan, as much of it as is quicker than computing, or None."""

@@ -13,6 +13,7 @@ from tierkv.agents.known import BadRecords, Place
 from tierkv.agents.pending import Buffers, PendingRecord, PendingRecords
 from tierkv.agents.reasons import reason_of
 from tierkv.agents.routing import TierRouter
+from tierkv.agents.unstored import Unstored, refused_text
 from tierkv.codec.record import RecordHeader, RecordKind
 from tierkv.errors import PeerError, TierKVError
 from tierkv.identity.blocks import BlockKey
@@ -40,6 +41,7 @@ class Sender:
         pending: PendingRecords,
         bad: BadRecords,
         telemetry: NodeTelemetry,
+        unstored: Unstored,
         *,
         keep_s: float,
     ) -> None:
@@ -50,6 +52,7 @@ class Sender:
         self._pending = pending
         self._bad = bad
         self._telemetry = telemetry
+        self._unstored = unstored
         self._tier = telemetry.tier(router.tier)
         self._keep_s = keep_s
         self._queue: deque[PendingRecord] = deque()
@@ -147,12 +150,14 @@ class Sender:
             return
         self._tier.refused(outcome.outcome)
         self._telemetry.count(f"stores_refused_{outcome.outcome}")
+        self._unstored.add_record(self.target, record, refused_text(outcome.outcome))
         self._pending.done(record, self.target)
 
     def _answered(self, record: PendingRecord, fidelity: int) -> None:
         header = record.header
         place = None if header.is_full_block else Place(header.parent, header.kind, header.end)
         self._router.known.add(header.key, fidelity, place)
+        self._unstored.stored(self.target, record)
         self._pending.done(record, self.target)
 
     def _is_up(self) -> None:
@@ -168,6 +173,7 @@ class Sender:
         if not isinstance(error, PeerError):
             for record in batch:
                 self._tier.refused(reason)
+                self._unstored.add_record(self.target, record, reason)
                 self._pending.done(record, self.target)
             return
         if not self.is_down:

@@ -15,12 +15,14 @@ from tierkv.codec.record import RecordKind
 from tierkv.identity.blocks import BLOCK_TOKENS, BlockKey, PromptChain, beginning_of
 from tierkv.rpc.local import LOCAL_PEER
 from tierkv.rpc.vault_port import ProbeResult
+from tierkv.store.journal import Fate
 
 MAX_CHECKPOINTS = 16
 # A key is 32 bytes, so a trace is at most about 40 KB; a longer prompt is explained as far as that.
 MAX_KEYS = 1024
 # Prompts that an engine evicted are remembered by so many keys: about 1 MB.
 MAX_EVICTED_KEYS = 8192
+_NOTHING_MISSING = Fate("")
 
 
 @dataclass(slots=True)
@@ -38,9 +40,7 @@ class VaultTrace:
     reach: int = 0
     differs_at: int = 0
     checkpoints: tuple[int, ...] = ()
-    missing_reason: str = ""
-    missing_unix_s: float = 0.0
-    missing_why: str = ""
+    missing: Fate = _NOTHING_MISSING
     error: str = ""
     problem: str = ""
     refused: Counter[str] = field(default_factory=Counter[str])
@@ -55,12 +55,9 @@ class VaultTrace:
 
     def answered(self, result: ProbeResult) -> None:
         """What the vault says it has."""
-        self.missing_reason = result.missing_reason
-        self.missing_unix_s, self.missing_why = result.missing_unix_s, result.missing_why
-        self.reach = result.leading_blocks * BLOCK_TOKENS
+        self.missing, self.reach = result.missing, result.reach
         partial = result.partial
         if partial is not None:
-            self.reach += partial.agreeing
             self.differs_at = self.reach + 1 if partial.agreeing < partial.n_tokens else 0
         ends = {found.end for found in (*result.windows, *result.states)}
         self.checkpoints = tuple(sorted(ends, reverse=True)[:MAX_CHECKPOINTS])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tierkv.agents.pending import QUEUE_PEER
+from tierkv.agents.unstored import NOT_STORED
 from tierkv.telemetry.explanation import Explanation, TierFinding
 from tierkv.units import format_duration
 
@@ -10,6 +11,7 @@ _TEXTS = {
     "not_in_engine": "the engine's own cache did not have it",
     "not_asked": "not part of this question",
     "never_stored": "never stored",
+    NOT_STORED: "could not be stored",
     "no_vault": "there is no vault for it",
     "replaced": "replaced by another copy",
     "loading": "the vault was still loading its records",

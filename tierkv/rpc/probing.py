@@ -75,10 +75,8 @@ class ProbeAnswer:
     candidates: tuple[Candidate, ...]
     leading_blocks: int
     epoch: int
-    missing_reason: str
+    missing: Fate
     node: str = ""
-    missing_unix_s: float = 0.0
-    missing_why: str = ""
 
     @property
     def is_complete(self) -> bool:
@@ -101,7 +99,7 @@ def look_up(store: Store, query: ProbeQuery, tier: TierTelemetry | None = None) 
         _checkpoints(store, query, kinds, found)
         if not found:
             fate = fate if fate.reason else _missing_checkpoint(store, query)
-    answer = ProbeAnswer(tuple(found), leading, epoch, fate.reason, "", fate.unix_s, fate.why)
+    answer = ProbeAnswer(tuple(found), leading, epoch, fate)
     if not query.peek:
         store.lease([candidate.key for candidate in found], LEASE_S)
         if tier is not None and answer.is_complete:
@@ -114,7 +112,7 @@ def _count(tier: TierTelemetry, answer: ProbeAnswer) -> None:
     if reach or any(c.kind is not RecordKind.BLOCK for c in answer.candidates):
         tier.hit(reach)
     else:
-        tier.miss(answer.missing_reason or REASON_NEVER_STORED)
+        tier.miss(answer.missing.reason or REASON_NEVER_STORED)
 
 
 def _usable(answer: ProbeAnswer) -> Iterable[Candidate]:
@@ -251,10 +249,8 @@ def judge(chain: PromptChain, answer: ProbeAnswer) -> ProbeResult:
         _proved_checkpoints(chain, answer, RecordKind.WINDOW),
         _proved_checkpoints(chain, answer, RecordKind.STATE),
         answer.epoch,
-        answer.missing_reason,
+        answer.missing,
         answer.node,
-        answer.missing_unix_s,
-        answer.missing_why,
     )
 
 

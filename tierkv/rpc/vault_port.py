@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from tierkv.codec.record import RecordHeader, RecordKind
-from tierkv.identity.blocks import BlockKey, PromptChain
+from tierkv.identity.blocks import BLOCK_TOKENS, BlockKey, PromptChain
+from tierkv.store.journal import Fate
 
 if TYPE_CHECKING:
     from tierkv.rpc.tracing import Traced
@@ -41,7 +42,8 @@ class ProbeResult:
 
     ``blocks``: full blocks by index, as far as they are held (holes are possible). ``partial``: the record after the
     leading run that agrees longest with the prompt (full or partial; agreeing >= 1). ``windows`` and ``states``:
-    checkpoints whose tokens are a prefix of the prompt, longest first.
+    checkpoints whose tokens are a prefix of the prompt, longest first. ``missing``: what became of the first
+    record that is not there, with reason "" where all is.
     """
 
     blocks: dict[int, Found]
@@ -50,10 +52,13 @@ class ProbeResult:
     windows: tuple[Found, ...]
     states: tuple[Found, ...]
     epoch: int
-    missing_reason: str
+    missing: Fate
     node: str
-    missing_unix_s: float = 0.0
-    missing_why: str = ""
+
+    @property
+    def reach(self) -> int:
+        """How many tokens of the prompt the leading run and the record after it are of."""
+        return self.leading_blocks * BLOCK_TOKENS + (self.partial.agreeing if self.partial is not None else 0)
 
 
 @dataclass(frozen=True, slots=True)

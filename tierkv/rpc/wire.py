@@ -12,6 +12,7 @@ from tierkv.errors import UsageError
 from tierkv.identity.blocks import BLOCK_TOKENS, KEY_BYTES, BlockKey
 from tierkv.rpc.channels import printable
 from tierkv.rpc.probing import Candidate, ProbeAnswer, ProbeQuery
+from tierkv.store.journal import Fate
 from tierkv.v1 import vault_service_pb2 as pb
 
 MAX_KEYS = 32768
@@ -97,10 +98,10 @@ def answer_to_proto(answer: ProbeAnswer, node: str) -> pb.ProbeResponse:
         ],
         leading_blocks=answer.leading_blocks,
         epoch=answer.epoch,
-        missing_reason=answer.missing_reason,
+        missing_reason=answer.missing.reason,
         node=node,
-        missing_unix_s=answer.missing_unix_s,
-        missing_why=answer.missing_why,
+        missing_unix_s=answer.missing.unix_s,
+        missing_why=answer.missing.why,
     )
 
 
@@ -122,10 +123,8 @@ def answer_from_proto(message: pb.ProbeResponse, max_record_bytes: int) -> Probe
         tuple(candidates),
         min(message.leading_blocks, MAX_KEYS),
         message.epoch,
-        slug(message.missing_reason),
+        Fate(slug(message.missing_reason), moment(message.missing_unix_s), printable(message.missing_why)),
         slug(message.node),
-        moment(message.missing_unix_s),
-        printable(message.missing_why),
     )
 
 
