@@ -10,13 +10,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from agent_processes import TOKEN, assert_state, hybrid_layout, prompt, rows_layout
+from agent_processes import TOKEN, Engine, assert_state, hybrid_layout, prompt, rows_layout
 from explained_agent import Rig, demote, explained_agent, finding, restore, until
 from faulty_vault import FaultyVault
 
 from tierkv.agents.why import sentence_of
 from tierkv.errors import Refused
-from tierkv.handoff.client import ModelAnnouncement, NotRestored, Restored, model_files
+from tierkv.handoff.client import ModelAnnouncement, ModelHandle, NotRestored, Restored, model_files
 from tierkv.identity.blocks import BlockKey, PromptChain
 from tierkv.rpc.explain_wire import explanation_from_proto, explanation_to_proto
 from tierkv.state.layout import LayerLayout, Layout
@@ -443,6 +443,90 @@ async def test_a_restore_that_the_hook_did_not_use(rig: Rig):
     explained = await rig.explain()
     assert explained.request.reason == "foreign_layout"
     assert explained.sentence.startswith("nothing was restored of 400 tokens: ")
+
+
+# --- a state that takes another form as it grows ------------------------------------------------------
+
+
+async def two_forms(rig: Rig, layout: Layout | None = None) -> tuple[Engine, ModelHandle, ModelHandle]:
+    """A model's cache up to 512 tokens, and beyond: the hook asks for the longer one first."""
+    engine = await rig.engine(layout)
+    short = engine.model
+    long = engine.client.announce(ModelAnnouncement("toy", model_files(engine.folder), '{"layers": 2}', kv_bits=8))
+    engine.model = long
+    await asyncio.to_thread(engine.ready)
+    return engine, short, long
+
+
+async def ask_both(engine: Engine, short: ModelHandle, long: ModelHandle, tokens: np.ndarray):
+    engine.model = long
+    got = await restore(engine, tokens, above=512, more=True)
+    if isinstance(got, NotRestored):
+        engine.model = short
+        got = await restore(engine, tokens, limit=512)
+    return got
+
+
+async def test_two_forms_are_one_request(rig: Rig):
+    engine, short, long = await two_forms(rig)
+    tokens = prompt(900)
+    engine.model = short
+    await demote(engine, tokens[:512])
+    assert_state(await ask_both(engine, short, long, tokens), engine.layout, tokens, 512)
+    assert [(line.prompt_tokens, line.outcome) for line in await rig.client.requests()] == [(900, "restored")]
+    told = await rig.explain()
+    assert told.sentence.startswith("restored 512 of 900 tokens from ")
+    assert "; the rest did not come: stored under another identity (toy as " in told.sentence
+    assert told.sentence.endswith(": kv_bits (none there, 8 here))")
+    tiers = {each.name: each for each in rig.agent.telemetry.snapshot().tiers}
+    assert (tiers["kv"].hits, tiers["kv"].misses) == (1, 0)
+
+
+async def test_of_two_forms_the_one_that_tells_more_is_told(rig: Rig):
+    """Rows of the longer form are there and no checkpoint; of the shorter form there is nothing."""
+    engine, short, long = await two_forms(rig, hybrid_layout())
+    tokens = prompt(900)
+    await demote(engine, tokens[:899])
+    rig.ssm.store.purge(rig.ssm.store.preview_purge(Selector()).token)
+    assert isinstance(await ask_both(engine, short, long, tokens), NotRestored)
+    (line,) = await rig.client.requests()
+    assert (line.prompt_tokens, line.outcome, line.position) == (900, "computed", 0)
+    told = await rig.explain(line.id)
+    assert finding(told, "kv").found_tokens == 899
+    assert "purged by somebody" in told.sentence
+    engine.client.served(short, 900, have=0, position=0, reason="", asked=True)
+    await asyncio.to_thread(engine.client.report_hot, {})
+    misses = {each.name: each.misses for each in rig.agent.telemetry.snapshot().tiers}
+    assert misses["kv"] == 1
+    assert len(await rig.client.requests()) == 1
+
+
+async def test_nothing_short_of_the_longer_form_is_used_in_its_place(rig: Rig):
+    engine, _, _ = await two_forms(rig)
+    tokens = prompt(900)
+    await demote(engine, tokens[:500])
+    assert isinstance(await restore(engine, tokens, above=512), NotRestored)
+    assert_state(await restore(engine, tokens, above=499), engine.layout, tokens, 500)
+    # What min_restore_tokens asks for counts from what the engine has, not from where the form begins.
+    rig.agent.settings.min_restore_tokens = 64
+    assert_state(await restore(engine, tokens, above=499), engine.layout, tokens, 500)
+
+
+async def test_another_prompt_that_follows_is_another_request(rig: Rig):
+    engine, short, _ = await two_forms(rig)
+    await restore(engine, prompt(900), above=512, more=True)
+    engine.model = short
+    await restore(engine, prompt(900, 5), limit=512)
+    assert len(await rig.client.requests()) == 2
+
+
+async def test_a_prompt_file_is_explained_by_the_form_that_has_it(rig: Rig):
+    engine, short, _ = await two_forms(rig)
+    tokens = prompt(400)
+    engine.model = short
+    await demote(engine, tokens)
+    told = await rig.client.explain_prompt(tokens.tolist())
+    assert told.sentence == "399 of 400 tokens would be restored"
 
 
 async def test_requests_are_listed_the_latest_first_and_bounded(rig: Rig):

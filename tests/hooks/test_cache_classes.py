@@ -130,7 +130,8 @@ CASES = [
     ("llama", 300), ("gemma3_text", 200), ("gemma3_text", 256), ("gemma3_text", 600), ("qwen3_next", 300),
     ("mamba2", 300), ("mamba", 257), ("recurrent_gemma", 600), ("gear", 300), ("gear", 600), ("deepseek_v32", 300),
     ("minimax_m3_vl", 300), ("falcon_h1", 300), ("baichuan_m1", 200), ("baichuan_m1", 600),
-    ("longcat_flash_ngram", 300), ("llama4", 250), ("llama4", 301), *([] if OLDER else [("llama4", 700)]),
+    ("longcat_flash_ngram", 300), ("llama4", 250), ("llama4", 258), ("llama4", 301),
+    *([] if OLDER else [("llama4", 700)]),
 ]  # fmt: skip
 
 
@@ -172,7 +173,7 @@ def switched(cache):
     maybe_quantize_kv_cache(cache, quantized_kv_start=200, kv_group_size=32, kv_bits=8)
 
 
-@pytest.mark.parametrize(("n", "kind"), [(150, "KVCache"), (450, "QuantizedKVCache")])
+@pytest.mark.parametrize(("n", "kind"), [(150, "KVCache"), (205, "QuantizedKVCache"), (450, "QuantizedKVCache")])
 def test_a_cache_that_becomes_quantised_comes_back_in_the_form_it_had(engine_of, n, kind):
     engine = engine_of("quantisable", args=quantising(200))
     tokens = text(n)

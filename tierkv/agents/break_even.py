@@ -102,12 +102,15 @@ class Decision:
     prefill_s: float = 0.0
 
 
-def decide(plan: Plan, have: int, prefill: PrefillSeconds, rates: Rates, workers: int) -> Decision:
-    """The cheapest of: all of ``plan``, a shorter restore with the rest computed, everything computed."""
+def decide(plan: Plan, have: int, prefill: PrefillSeconds, rates: Rates, workers: int, *, above: int = 0) -> Decision:
+    """The cheapest of: all of ``plan``, a shorter restore with the rest computed, everything computed.
+
+    A shorter one ends beyond ``above``.
+    """
     whole_s = prefill(have, plan.position)
     if not whole_s:
         return Decision(plan)
-    costs = [(restore_s(shorter, rates, workers), shorter) for shorter in (plan, *_shorter(plan, have))]
+    costs = [(restore_s(shorter, rates, workers), shorter) for shorter in (plan, *_shorter(plan, max(have, above)))]
     best_s, best = min(costs, key=lambda each: each[0] + prefill(each[1].position, plan.position))
     gain_s = prefill(have, best.position)
     if best_s < gain_s:

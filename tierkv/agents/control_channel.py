@@ -13,7 +13,7 @@ from tierkv.agents.restore_run import HookGone, RestoreRequest
 from tierkv.agents.trace import RequestTrace, scratch_trace
 from tierkv.agents.transfer import Incoming
 from tierkv.errors import HandoffError
-from tierkv.handoff.protocol import MAX_TOKENS, Message, ModelAnnouncement, tokens_of
+from tierkv.handoff.protocol import MAX_TOKENS, Message, ModelAnnouncement, int_of, tokens_of
 from tierkv.handoff.server import Connection
 from tierkv.identity.blocks import PromptChain, Tokens
 
@@ -35,6 +35,7 @@ class ControlChannel:
         self._engine = engine
         self._connection = connection
         self._restoring: asyncio.Task[None] | None = None
+        self._earlier: RequestTrace | None = None
 
     async def run(self) -> None:
         try:
@@ -128,7 +129,11 @@ class ControlChannel:
             return model.unusable_reason, model
         chain = PromptChain.of(model.root, tokens[:limit], media)
         number, prefill = message.integer("id"), self._engine.prefill.seconds
-        return RestoreRequest(number, model.name, chain, have, rows_from, limit, expected, budget_s, prefill), model
+        above = int_of(message.fields.get("above", 0), "above", high=MAX_TOKENS)
+        more = message.fields.get("more") is True
+        return RestoreRequest(
+            number, model.name, chain, have, rows_from, limit, expected, budget_s, prefill, above, more
+        ), model
 
     def _trace(self, message: Message, request: RestoreRequest | str, model: Model) -> RequestTrace:
         """A new request in the book, with what the engine's own cache had of it."""
@@ -136,6 +141,7 @@ class ControlChannel:
         trace = self._parts.traces.begin(self._engine.id, build, model.name, len(message.tokens()))
         trace.restore_id, trace.limit = message.integer("id"), message.integer("limit")
         trace.have = message.integer("have")
+        trace.more = message.fields.get("more") is True
         if isinstance(request, str):
             trace.reason, trace.outcome = request, "hot" if trace.have else "computed"
             trace.position = trace.have
@@ -160,6 +166,9 @@ class ControlChannel:
         """The answer is the last thing that happens: whatever the hook says next finds everything counted."""
         try:
             answer = await self._answer(number, request, model, trace)
+            earlier, self._earlier = self._earlier, trace if trace.more and answer[0] != "done" else None
+            if earlier is not None and earlier.is_of_same_prompt(trace):
+                self._parts.traces.joined(earlier, trace)
         except Exception:  # a hook that is not answered waits until it takes the agent for dead
             _log.exception("a restore of %s came and could not be accounted for", model.name)
             self._parts.telemetry.count("restores_crashed")

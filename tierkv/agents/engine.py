@@ -56,12 +56,12 @@ class Engines:
         )
         self._engines: dict[str, Engine] = {}
 
-    def model_named(self, name: str) -> tuple[Engine, Model] | None:
-        """The model of that name, and its engine; for "" the one that was announced last."""
+    def models_named(self, name: str) -> tuple[Engine, list[Model]] | None:
+        """The forms of the model of that name, and their engine; for "" of the one that was announced last."""
         for engine in reversed(self._engines.values()):
             for model in reversed(engine.models.values()):
                 if name in ("", model.name):
-                    return engine, model
+                    return engine, [each for each in engine.models.values() if each.name == model.name]
         return None
 
     async def serve(self, connection: Connection) -> None:

@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from tierkv.agents.engine import Engines
+from tierkv.agents.engine import Engine, Engines
 from tierkv.agents.identities import Identities
+from tierkv.agents.model_registry import Model
 from tierkv.agents.promote import Promoter
 from tierkv.agents.restore_run import NOT_WORTH_IT, RestoreRequest
 from tierkv.agents.routing import TierRouter
@@ -67,16 +68,20 @@ class Explainer:
         """What would be found for this prompt now. Raises Refused for a model that no engine has announced."""
         if len(tokens) < 2:
             raise Refused("a prompt has at least 2 tokens")
-        found = self._engines.model_named(model_name)
+        found = self._engines.models_named(model_name)
         if found is None:
             raise Refused(f"no engine here serves {model_name!r}" if model_name else "no engine is attached here")
-        engine, model = found
+        engine, forms = found
+        traces = [await self._looked_up(engine, model, tokens) for model in forms]
+        return await self._explained(max(traces, key=lambda each: (each.position, each.found)))
+
+    async def _looked_up(self, engine: Engine, model: Model, tokens: Tokens) -> RequestTrace:
         trace = scratch_trace(model.name, len(tokens))
         trace.engine_build = engine.build or engine.kind
         trace.limit = len(tokens) - 1
         if model.root is None or model.unusable_reason:
             trace.outcome, trace.reason = "computed", model.unusable_reason
-            return await self._explained(trace)
+            return trace
         chain = PromptChain.of(model.root, tokens[: trace.limit])
         trace.prompt(chain)
         request = RestoreRequest(0, model.name, chain, 0, 0, trace.limit, "", 10.0, engine.prefill.seconds)
@@ -85,7 +90,7 @@ class Explainer:
         trace.outcome = "restored" if plan is not None else "computed"
         trace.reason = "" if plan is not None else self._promoter.why_not(view, request)
         trace.hot_reason = "not_asked"
-        return await self._explained(trace)
+        return trace
 
     # --- one trace ------------------------------------------------------------------------------------
 
@@ -101,7 +106,12 @@ class Explainer:
             trace.keys[-1].hex()[:16] if trace.keys else "", trace.codec, trace.fidelity, trace.bytes,
             trace.expected_restore_s, trace.expected_prefill_s, differing, trace.engine_build,
         )  # fmt: skip
-        sentence = sentence_of(explained, prompt_only=trace.number == 0, least_tokens=self._min_restore_tokens())
+        beyond = None
+        if trace.other_form is not None and trace.other_form.limit > trace.limit:
+            beyond = await self._explained(trace.other_form)
+        sentence = sentence_of(
+            explained, prompt_only=trace.number == 0, least_tokens=self._min_restore_tokens(), beyond=beyond
+        )
         return replace(explained, sentence=sentence)
 
     async def _trace_at(self, part: VaultTrace, trace: RequestTrace) -> Traced | None:

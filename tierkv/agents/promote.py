@@ -164,7 +164,7 @@ class Promoter:
             view,
             request.chain,
             limit=request.limit,
-            at_least=request.have + max(1, self._min_restore_tokens()),
+            at_least=max(request.have + max(1, self._min_restore_tokens()), request.above + 1),
             rows_from=request.rows_from,
             needs_of=lambda digest: self._needs(digest, view, request.expected, expects),
         )
@@ -193,7 +193,7 @@ class Promoter:
         """All of the plan, as much of it as is quicker than computing, or None."""
         if not self._weighs():
             return plan
-        decision = decide(plan, request.have, request.prefill, self.rates, self._workers)
+        decision = decide(plan, request.have, request.prefill, self.rates, self._workers, above=request.above)
         trace.expected_restore_s, trace.expected_prefill_s = decision.restore_s, decision.prefill_s
         if decision.plan is None:
             view.reasons = dict.fromkeys(view.reasons, NOT_WORTH_IT)
@@ -227,6 +227,8 @@ class Promoter:
 
     def _none(self, view: View, request: RestoreRequest) -> RestoreOutcome:
         outcome = RestoreOutcome(reason=self.why_not(view, request))
+        if request.more:
+            return outcome
         self._telemetry.count("restores_none")
         for tier, reason in view.reasons.items():
             self._telemetry.tier(tier).miss(outcome.reason if self._has(view, tier) else reason)

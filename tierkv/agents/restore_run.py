@@ -45,7 +45,8 @@ class RestoreRequest:
     """``expected``: the signature of a fresh cache as canonical JSON, "" if the engine does not know it.
 
     ``chain`` is the prompt up to ``limit``; ``rows_from`` <= ``have`` <= ``limit``. ``prefill``: what computing would
-    take.
+    take. ``above``: positions up to it are of no use. ``more``: the same prompt comes in another form if this one gives
+    nothing.
     """
 
     id: int
@@ -57,6 +58,13 @@ class RestoreRequest:
     expected: str
     budget_s: float
     prefill: PrefillSeconds = _unknown
+    above: int = 0
+    more: bool = False
+
+    @property
+    def floor(self) -> int:
+        """Only positions beyond it count."""
+        return max(self.have, self.above)
 
 
 @dataclass(slots=True)
@@ -171,7 +179,7 @@ class RestoreRun:
         if self._plan.marks:
             return mark.position if mark is not None and rows_end >= mark.position else 0
         position = self._request.chain.clamp(min(rows_end, self._plan.position))
-        return position if position > self._request.have else 0
+        return position if position > self._request.floor else 0
 
     def _take_off(self, candidates: Sequence[Candidate]) -> list[Flight]:
         """One stream for each source of each tier, all at once."""

@@ -67,7 +67,8 @@ class VaultTrace:
 class RequestTrace:
     """One request. ``outcome``: "asked", "restored", "hot" or "computed". ``restore_id``: the hook's, 0 for none.
 
-    ``hot_reason``: why the engine's own cache had no more. ``layout_note``: how a stored layout differs.
+    ``hot_reason``: why the engine's own cache had no more. ``layout_note``: how a stored layout differs. ``more``: the
+    same prompt comes in another form if this one gives nothing; ``other_form``: then what was found of this one.
     """
 
     number: int
@@ -95,8 +96,19 @@ class RequestTrace:
     fidelity: int = 0
     bytes: int = 0
     layout_note: str = ""
+    more: bool = False
+    other_form: RequestTrace | None = None
     expected_restore_s: float = 0.0
     expected_prefill_s: float = 0.0
+
+    @property
+    def found(self) -> int:
+        """How far anything of the prompt reaches, whether it could be used or not."""
+        return max((max((each.reach, *each.checkpoints)) for each in self.vaults), default=0)
+
+    def is_of_same_prompt(self, other: RequestTrace) -> bool:
+        """As far as can be told: another form has other keys."""
+        return (self.prompt_tokens, self.beginning) == (other.prompt_tokens, other.beginning)
 
     def prompt(self, chain: PromptChain) -> None:
         """The prompt by its keys."""
@@ -199,6 +211,17 @@ class TraceBook:
             if trace.engine == engine and trace.restore_id == restore_id:
                 return trace
         return None
+
+    def joined(self, earlier: RequestTrace, later: RequestTrace) -> None:
+        """Both were one request, for two forms of the state: the one that tells more of it stays, as the later one."""
+        if self._traces.pop(earlier.number, None) is None or later.number not in self._traces:
+            return
+        if later.outcome == "restored" or later.found > earlier.found:
+            later.other_form = earlier
+            return
+        earlier.number, earlier.restore_id, earlier.other_form = later.number, later.restore_id, later
+        earlier.more, earlier.outcome, earlier.position = False, later.outcome, later.position
+        self._traces[later.number] = earlier
 
     def latest(self) -> Iterator[RequestTrace]:
         """The latest first."""

@@ -86,14 +86,19 @@ def detail_of(finding: TierFinding, asked_unix_s: float, why: str) -> str:
     return f"{text} ({why})" if why else text
 
 
-def sentence_of(explained: Explanation, *, prompt_only: bool, least_tokens: int) -> str:
-    """What happened and why no more, in one sentence."""
+def sentence_of(
+    explained: Explanation, *, prompt_only: bool, least_tokens: int, beyond: Explanation | None = None
+) -> str:
+    """What happened and why no more, in one sentence.
+
+    ``beyond``: of a state that takes another form from some position on, what was found of that form.
+    """
     request = explained.request
     n, position, hot = request.prompt_tokens, request.position, request.hot_tokens
     if request.outcome == "asked":
         return f"a prompt of {n:,} tokens is being looked up"
     if request.outcome == "restored":
-        return _restored(explained, prompt_only)
+        return _restored(explained, prompt_only, beyond)
     why = _why_none(explained, least_tokens)
     if hot and position:
         head = f"{position:,} of {n:,} tokens were in the engine's own cache"
@@ -101,7 +106,7 @@ def sentence_of(explained: Explanation, *, prompt_only: bool, least_tokens: int)
     return f"nothing {'would be' if prompt_only else 'was'} restored of {n:,} tokens: {why}"
 
 
-def _restored(explained: Explanation, prompt_only: bool) -> str:
+def _restored(explained: Explanation, prompt_only: bool, beyond: Explanation | None) -> str:
     request = explained.request
     n, position, hot = request.prompt_tokens, request.position, request.hot_tokens
     givers = sorted({each.peer for each in explained.tiers if each.tier != "hot" and each.used_tokens})
@@ -116,16 +121,16 @@ def _restored(explained: Explanation, prompt_only: bool) -> str:
         text += f" in {format_duration(request.seconds)}"
     if position >= n - 2:
         return text
-    return f"{text}; the rest {_rest(explained)}"
+    return f"{text}; the rest {_rest(explained, beyond)}"
 
 
-def _rest(explained: Explanation) -> str:
+def _rest(explained: Explanation, beyond: Explanation | None = None) -> str:
     """Why a restore ended where it did: what the tier that reached least far says."""
     if explained.request.reason == "not_worth_it":
         return "would have taken longer than computing it"
     limiting = _vaults_with_a_reason(explained)
     if not limiting:
-        return "was not stored"
+        return "was not stored" if beyond is None else _rest(beyond)
     least = min(limiting, key=lambda each: each.found_tokens)
     return "was never stored" if least.reason == "never_stored" else f"did not come: {least.detail}"
 
@@ -150,6 +155,7 @@ def _why_none(explained: Explanation, least_tokens: int) -> str:
     same = [each for each in asked if each.reason == reason]
     telling = same or [each for each in asked if each.reason not in ("never_stored", "no_vault")] or asked
     if reason in ("", "never_stored", "failed", "no_checkpoint", "too_little") and asked:
-        other = [each for each in asked if each.reason != "never_stored"]
-        telling = other or asked
+        # That a checkpoint is not there is told best by the vault that had it.
+        other = [each for each in asked if each.reason not in ("never_stored", "no_checkpoint")]
+        telling = other or same or asked
     return telling[0].detail if telling else reason_text(reason) if reason else "no vault was asked"

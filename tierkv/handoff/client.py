@@ -188,17 +188,20 @@ class HandoffClient:
         budget_s: float | None = None,
         rows_from: int | None = None,
         media: Sequence[Media] = (),
+        above: int = 0,
+        more: bool = False,
     ) -> Restored | NotRestored:
         """State of the longest prefix of ``tokens`` that the vaults have, at a position in (have, limit].
 
         ``have``: what the engine has already; a restore must give at least ``min_restore_tokens`` more. ``rows_from``
         (``have`` if not given): rows before it are not asked for. ``expected``: the signature of a fresh cache's
-        layout, or None if it is not known. Blocks until the state is there, the agent is silent for ``SILENT_S``, or
-        ``budget_s`` is over.
+        layout, or None if it is not known. ``above``: positions up to it are of no use, whatever ``have`` is.
+        ``more``: without a state here, the same prompt is asked for in another form next. Blocks until the state is
+        there, the agent is silent for ``SILENT_S``, or ``budget_s`` is over.
         """
         budget = float(self.settings["restore_budget_s"] if budget_s is None else budget_s)
         first = have if rows_from is None else rows_from
-        body = _wish(model, have, first, limit, expected, media, budget)
+        body = {**_wish(model, have, first, limit, expected, media, budget), "above": above, "more": more}
         self._last_restore, self._not_restored = 0, ""
         result = self._ask("restore", body, _as_blob(tokens), budget, self._receive_state)
         if not isinstance(result, Restored):

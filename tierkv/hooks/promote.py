@@ -55,20 +55,23 @@ class Fetch:
         have: int,
         limit: int,
         local: Sequence[Any] | None = None,
+        more: bool = False,
     ) -> tuple[list[Any], int] | None:
         """An evaluated cache and its position in (have, limit] and the form's range; None where the vaults give none.
 
-        ``local`` is a cache of the same model that stands at ``have`` and gives the rows before it. Raises
-        UnsupportedState if what came does not fit.
+        ``local`` is a cache of the same model that stands at ``have`` and gives the rows before it. ``more``: another
+        form is asked for next. Raises UnsupportedState if what came does not fit.
         """
         started = self._clock()
         floor, limit = max(have, model.first - 1), min(limit, model.last)
         answer = self._client.restore(
-            model.handle, ids, have=floor, limit=limit, expected=model.signature,
+            model.handle, ids, have=have, limit=limit, expected=model.signature,
             budget_s=self.budget_s(limit - have), rows_from=have if local is not None else 0, media=media,
+            above=floor, more=more,
         )  # fmt: skip
         if isinstance(answer, NotRestored):
-            self._counters.missed(answer.reason)
+            if not more:
+                self._counters.missed(answer.reason)
             return None
         if not floor < answer.position <= limit:
             raise UnsupportedState("bad_position", f"a restore at {answer.position}, not between {floor} and {limit}")
@@ -130,11 +133,11 @@ class Promoter(Fetch):
         if limit - have < least:
             return None
         ids = as_ids(tokens)
-        for model in self._book.of_prompt(key, limit):
-            if min(limit, model.last) - max(have, model.first - 1) < least:
-                continue
-            joined = local if local is not None and _joins(local, have, model) else None
-            got = self.fetch(model, ids, media_in(ids), have=have, limit=limit, local=joined)
+        forms = [form for form in self._book.of_prompt(key, limit) if min(limit, form.last) - have >= least]
+        for form in forms:
+            joined = local if local is not None and _joins(local, have, form) else None
+            more = form is not forms[-1]
+            got = self.fetch(form, ids, media_in(ids), have=have, limit=limit, local=joined, more=more)
             if got is not None and inside_media(ids, got[1]):
                 raise UnsupportedState("bad_position", f"a restore at {got[1]}, inside an image")
             if got is not None:
