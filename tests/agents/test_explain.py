@@ -233,6 +233,18 @@ async def test_another_tenants_salt_is_told_and_not_shown(rig: Rig):
     assert "secret" not in (rig.agent.identities._path).read_text()
 
 
+async def test_another_config_file_is_not_taken_for_other_weights(rig: Rig):
+    """It is one of the files that the weights' digest covers."""
+    first = await rig.engine()
+    tokens = prompt(400)
+    await demote(first, tokens)
+    (first.folder / "config.json").write_text('{"layers": 3}')
+    first.model = first.client.announce(ModelAnnouncement("toy", model_files(first.folder), '{"layers": 3}'))
+    await asyncio.to_thread(first.ready)
+    assert isinstance(await restore(first, tokens), NotRestored)
+    assert (await rig.explain()).differing_parts == ("config, and perhaps weights",)
+
+
 async def test_an_identity_of_another_machine_is_told_as_unknown(rig: Rig):
     engine = await rig.engine()
     tokens = prompt(400)

@@ -160,7 +160,9 @@ async def test_what_an_engine_did_not_finish(monkeypatch: pytest.MonkeyPatch):
 async def test_a_state_that_the_hook_cannot_hand_over_is_named(monkeypatch: pytest.MonkeyPatch):
     async with explained_agent() as rig:
         engine = await rig.engine()
-        await asyncio.to_thread(engine.client.report_hot, {"refusals": {"too_short": 9, "batched_cache": 2}})
+        await asyncio.to_thread(
+            engine.client.report_hot, {"refusals": {"too_short": 9, "engine_x": 5, "batched_cache": 2}}
+        )
         await until(lambda: bool(rig.agent.hot.refusals(next(iter(rig.agent.engines._engines)))))
         assert isinstance(await restore(engine, prompt(600)), NotRestored)
         told = await rig.explain()

@@ -33,6 +33,18 @@ def test_without_an_agent_it_exits_with_3(run):
     assert "127.0.0.1:3" in ran.err
 
 
+@pytest.mark.parametrize("words", [(), ("7",), ("--list",)])
+def test_a_script_reads_a_document_also_without_an_agent(run, words):
+    config_file(Path.cwd(), kv=1, ssm=2, inference=3)
+    ran = run("explain", "--json", *words)
+    assert ran.code == 3
+    told = json.loads(ran.out)
+    assert told["schema"] == "tierkv.explain/1"
+    assert told["error"]["kind"] == "Unreachable"
+    assert "127.0.0.1:3" in told["error"]["message"]
+    assert told["requests"] == [] if words == ("--list",) else told["request"] is None
+
+
 @pytest.mark.parametrize(
     "words",
     [

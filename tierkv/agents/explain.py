@@ -20,8 +20,8 @@ from tierkv.rpc.tracing import Traced
 from tierkv.store.journal import Fate
 from tierkv.telemetry.explanation import Explanation, RequestLine, TierFinding
 
-# Every engine has states that are too short.
-COMMON = frozenset({"too_short"})
+# Every engine has states that are too short. What begins like this is about the engine's own lookup.
+COMMON, OWN_LOOKUP = frozenset({"too_short"}), "engine_"
 DEFAULT_LINES, MAX_LINES = 50, 1000
 # Reasons that a vault knows more about than it says while a request waits.
 ASK_MORE = frozenset({"", "never_stored", "evicted", "purged", "expired", "quarantined", "loading", "replaced"})
@@ -208,7 +208,8 @@ class Explainer:
 
     def _not_handed_over(self, trace: RequestTrace) -> str:
         """A hook says how many states it could not hand over and why, not of which prompts they were."""
-        found = {reason: n for reason, n in self._refusals(trace.engine).items() if reason not in COMMON}
+        refusals = self._refusals(trace.engine).items()
+        found = {each: n for each, n in refusals if each not in COMMON and not each.startswith(OWN_LOOKUP)}
         if not found:
             return ""
         reason, count = max(found.items(), key=lambda each: each[1])

@@ -19,6 +19,7 @@ from tierkv.identity.kept import keep_json
 from tierkv.identity.model import ModelIdentity
 
 MAX_IDENTITIES = 512
+CONFIG_CHANGED = "config, and perhaps weights"
 _VERSION = 1
 # Parts whose values say something to a person; of the others it is said that they differ.
 _TELLING = ("engine_build", "dtype", "kv_bits", "kv_group_size", "quantized_kv_start", "max_kv_size")
@@ -48,7 +49,11 @@ class Identities:
         mine, its = self._known.get(root.hex()), self._known.get(other.hex())
         if mine is None or its is None:
             return ()
-        return tuple(_told(part, mine, its) for part in mine.differing_parts(its))
+        parts = mine.differing_parts(its)
+        if "weights" in parts and "config" in parts:
+            # The digest of a model's files covers its config.json too.
+            parts = (CONFIG_CHANGED, *(part for part in parts if part not in ("weights", "config")))
+        return tuple(_told(part, mine, its) for part in parts)
 
     def _write(self) -> None:
         rows = {name: asdict(identity) for name, identity in self._known.items()}

@@ -60,6 +60,18 @@ def add(commands: Commands) -> None:
 
 def _explain(arguments: argparse.Namespace) -> int:
     _check(arguments)
+    try:
+        return _explained(arguments)
+    except TierKVError as error:
+        if arguments.json:
+            said = {"kind": type(error).__name__, "message": str(error)}
+            document(
+                "explain", **({"requests": []} if arguments.list else {"request": None, "sentence": ""}), error=said
+            )
+        raise
+
+
+def _explained(arguments: argparse.Namespace) -> int:
     configuration = loaded(arguments)
     asked = [target for target in targets(configuration, arguments.connect) if target.role in ("inference", "")]
     token = token_of(configuration)
