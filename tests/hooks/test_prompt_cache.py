@@ -475,6 +475,9 @@ def test_without_an_agent_the_engine_goes_on(tmp_path, model_folders):
     engine.insert(ids(80, seed=2))
     assert engine.fetch(ids(303)) == (None, 0)
     assert engine.counters.refusals == {"no_agent": 3}  # the first one again when it is evicted
+    engine.fetch(ids(20))
+    told = [body["reason"] for op, body, _ in engine.client._outbox if op == "served"]
+    assert told == ["no_agent", "too_short"], "what an agent that comes is told of these requests"
     engine.close()
 
 

@@ -118,7 +118,7 @@ class HandoffClient:
         self._next_id = 0
         self._last_restore = 0
         self._not_restored = ""
-        self.restores_asked = 0
+        self.restores_asked = 0  # whether or not there was an agent to ask
         self._outbox: deque[tuple[str, Mapping[str, object], bytes]] = deque(maxlen=256)
 
     @property
@@ -203,6 +203,7 @@ class HandoffClient:
         first = have if rows_from is None else rows_from
         body = {**_wish(model, have, first, limit, expected, media, budget), "above": above, "more": more}
         self._last_restore, self._not_restored = 0, ""
+        self.restores_asked += 1
         result = self._ask("restore", body, _as_blob(tokens), budget, self._receive_state)
         if not isinstance(result, Restored):
             result = result if isinstance(result, NotRestored) else NotRestored("no_agent")
@@ -323,7 +324,6 @@ class HandoffClient:
                 channel.send(op, {"id": self._next_id, **body}, blob, deadline=deadline)
                 if op == "restore":
                     self._last_restore = self._next_id
-                    self.restores_asked += 1
                 return receive(channel, self._next_id, deadline)
             except (HandoffError, ValueError, OSError) as error:
                 self.links.drop(self.links.control, channel, HandoffError(str(self.socket_path), str(error)))
