@@ -494,6 +494,19 @@ async def test_two_forms_are_one_request(rig: Rig):
     assert (tiers["kv"].hits, tiers["kv"].misses) == (1, 0)
 
 
+async def test_a_prompt_that_is_there_in_the_other_form_alone(rig: Rig):
+    """Also where other prompts are stored in the form that was asked for."""
+    engine, short, _ = await two_forms(rig)
+    tokens = prompt(600)
+    await demote(engine, tokens)
+    engine.model = short
+    await demote(engine, prompt(400, 5))
+    assert isinstance(await restore(engine, tokens[:500]), NotRestored)
+    kv = finding(await rig.explain(), "kv")
+    assert (kv.reason, kv.differs_at) == ("other_identity", 0)
+    assert "kv_bits (8 there, none here)" in kv.detail
+
+
 async def test_of_two_forms_the_one_that_tells_more_is_told(rig: Rig):
     """Rows of the longer form are there and no checkpoint; of the shorter form there is nothing."""
     engine, short, long = await two_forms(rig, hybrid_layout())

@@ -141,10 +141,11 @@ class Explainer:
         differs_at = part.differs_at
         if reason == "never_stored" and not ssm and traced is not None and _parts_here(part, traced):
             differs_at = differs_at or part.reach + 1
+        # Another identity's prompt with the same first tokens is nearer than one that differs from the first token on.
+        if differs_at <= 1 and reason == "never_stored" and traced is not None and traced.other_identities:
+            reason = "other_identity"
         if differs_at and not ssm and reason == "never_stored":
             reason = "differs"
-        if reason == "never_stored" and traced is not None and traced.other_identities:
-            reason = "other_identity"
         refused = dict(part.refused + part.failed)
         finding = TierFinding(
             part.tier, part.peer, True, trace.limit, found, part.used_tokens, part.used_bytes, part.checkpoints,
