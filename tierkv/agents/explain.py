@@ -22,6 +22,8 @@ from tierkv.telemetry.explanation import Explanation, RequestLine, TierFinding
 
 # Every engine has states that are too short. What begins like this is about the engine's own lookup.
 COMMON, OWN_LOOKUP = frozenset({"too_short"}), "engine_"
+# Of these another state of the same engine says nothing.
+PASSING = frozenset({"no_agent", "identity_pending", "mover_full", "queue_full", "hook_error"})
 DEFAULT_LINES, MAX_LINES = 50, 1000
 # Reasons that a vault knows more about than it says while a request waits.
 ASK_MORE = frozenset({"", "never_stored", "evicted", "purged", "expired", "quarantined", "loading", "replaced"})
@@ -205,12 +207,14 @@ class Explainer:
             return f"{other.model} as {other.root.hex()[:12]}: {what}"
         if fate is not None and fate.reason == reason and fate.why:
             return fate.why
-        return self._not_handed_over(trace) if reason == "never_stored" else ""
+        if reason == "never_stored":
+            return self._not_handed_over(trace, COMMON)
+        return self._not_handed_over(trace, COMMON | PASSING) if reason == "differs" else ""
 
-    def _not_handed_over(self, trace: RequestTrace) -> str:
+    def _not_handed_over(self, trace: RequestTrace, left_out: frozenset[str]) -> str:
         """A hook says how many states it could not hand over and why, not of which prompts they were."""
         refusals = self._refusals(trace.engine).items()
-        found = {each: n for each, n in refusals if each not in COMMON and not each.startswith(OWN_LOOKUP)}
+        found = {each: n for each, n in refusals if each not in left_out and not each.startswith(OWN_LOOKUP)}
         if not found:
             return ""
         reason, count = max(found.items(), key=lambda each: each[1])

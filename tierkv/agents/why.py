@@ -72,7 +72,8 @@ def detail_of(finding: TierFinding, asked_unix_s: float, why: str) -> str:
     if not reason:
         return ""
     if reason == "differs":
-        return f"the nearest stored prompt differs from token {finding.differs_at:,} on"
+        text = f"the nearest stored prompt differs from token {finding.differs_at:,} on"
+        return f"{text} ({why})" if why else text
     if reason == "other_identity":
         return f"stored under another identity ({why})"
     if reason == "foreign_layout":
