@@ -206,16 +206,22 @@ async def test_a_slow_link_and_a_fast_engine_cost_a_glance_and_no_wait():
         assert rig.agent.telemetry.snapshot().counters["restores_given_up"] == 1
 
 
+async def weighed(rig: Rig, link: ThrottledLink, bytes_per_s: float, *, layers: int = 16, prefill_s: float = 0.4):
+    """An engine, 4,001 stored tokens of which computing 4,000 takes so long, and the client of the link."""
+    engine = await rig.engine(rows_layout(layers))
+    tokens = prompt(4001)
+    await stored(rig, link, engine, tokens, bytes_per_s)
+    await rig.prefilled(engine, (0, 2000, prefill_s / 2), (0, 4000, prefill_s))
+    (_, client), *_ = rig.agent._clients
+    return engine, tokens, client
+
+
 @pytest.mark.parametrize("layers", [1, 16])
 async def test_a_link_that_is_fast_again_is_used_again(monkeypatch: pytest.MonkeyPatch, layers: int):
     """Beside the next request that goes without it, it is measured again; records may be small or large."""
     monkeypatch.setattr(remeasure, "FIRST_PAUSE_S", 0.1)
     async with slow_rig(1e9) as (rig, link):
-        engine = await rig.engine(rows_layout(layers))
-        tokens = prompt(4001)
-        await stored(rig, link, engine, tokens, 1e9)
-        await rig.prefilled(engine, (0, 2000, 2.0), (0, 4000, 4.0))
-        (_, client), *_ = rig.agent._clients
+        engine, tokens, client = await weighed(rig, link, 1e9, layers=layers, prefill_s=4.0)
         client.link.measured_receive(20_000, 1.0, left=True)
         assert await restore(engine, tokens) == NotRestored("not_worth_it")
         await until(lambda: time.monotonic() - client.link.received_s > 0.1)
@@ -231,12 +237,8 @@ async def test_a_link_that_stays_slow_is_measured_less_and_less_often(monkeypatc
     monkeypatch.setattr(remeasure, "FIRST_PAUSE_S", 0.1)
     monkeypatch.setattr(remeasure, "MOST_S", 0.05)
     async with slow_rig(1e5) as (rig, link):
-        engine = await rig.engine(rows_layout(16))
-        tokens = prompt(4001)
-        await stored(rig, link, engine, tokens, 1e5)
-        await rig.prefilled(engine, (0, 2000, 0.2), (0, 4000, 0.4))
+        engine, tokens, client = await weighed(rig, link, 1e5)
         assert await restore(engine, tokens) == NotRestored("not_worth_it")
-        (_, client), *_ = rig.agent._clients
         promote, measured = client.promote, []
 
         def counted(keys, **options):
@@ -255,11 +257,7 @@ async def test_a_link_that_stays_slow_is_measured_less_and_less_often(monkeypatc
 async def test_a_question_what_there_would_be_measures_nothing(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(remeasure, "FIRST_PAUSE_S", 0.0)
     async with slow_rig(1e9) as (rig, link):
-        engine = await rig.engine(rows_layout(16))
-        tokens = prompt(4001)
-        await stored(rig, link, engine, tokens, 1e9)
-        await rig.prefilled(engine, (0, 2000, 0.2), (0, 4000, 0.4))
-        (_, client), *_ = rig.agent._clients
+        _, tokens, client = await weighed(rig, link, 1e9)
         client.link.measured_receive(20_000, 1.0, left=True)
         at_s = client.link.received_s
         told = await rig.client.explain_prompt(tokens.tolist())
