@@ -167,13 +167,15 @@ async def test_a_state_that_the_hook_cannot_hand_over_is_named(monkeypatch: pyte
         assert isinstance(await restore(engine, prompt(600)), NotRestored)
         told = await rig.explain()
         assert finding(told, "kv").reason == "never_stored"
-        assert told.sentence.endswith("never stored (its engine could not hand over 2 states: batched cache)")
+        assert told.sentence.endswith(
+            "never stored (its engine could not hand over 2 states: its cache is that of a batch)"
+        )
         # Also where another prompt is nearer; what was in the way for a while alone is not told there.
         await demote(engine, prompt(400, 3))
         assert isinstance(await restore(engine, prompt(600)), NotRestored)
         differs = "the nearest stored prompt differs from token 1 on"
         assert (await rig.explain()).sentence.endswith(
-            f"{differs} (its engine could not hand over 2 states: batched cache)"
+            f"{differs} (its engine could not hand over 2 states: its cache is that of a batch)"
         )
         await asyncio.to_thread(engine.client.report_hot, {"refusals": {"no_agent": 7}})
         await until(lambda: "no_agent" in rig.agent.hot.refusals(next(iter(rig.agent.engines._engines))))
