@@ -134,7 +134,7 @@ def _shorter(plan: Plan, have: int) -> Iterable[Plan]:
 
 def restore_s(plan: Plan, rates: Rates, workers: int) -> float:
     """How long a restore of ``plan`` is expected to take, without what nobody has measured."""
-    marks = plan.marks[0].candidates() if plan.marks else ()
+    marks = plan.checkpoints()
     by_stream: dict[tuple[str, str], list[Candidate]] = {}
     for each in (*plan.rows, *marks):
         by_stream.setdefault((each.source.peer, each.found.kind.tier), []).append(each)

@@ -17,7 +17,7 @@ from tierkv.agents.why import detail_of, reason_text, sentence_of
 from tierkv.errors import Refused, TierKVError
 from tierkv.identity.blocks import BLOCK_TOKENS, PromptChain, Tokens
 from tierkv.rpc.tracing import Traced
-from tierkv.store.journal import Fate
+from tierkv.store.journal import NEVER_STORED, Fate
 from tierkv.telemetry.explanation import Explanation, RequestLine, TierFinding
 
 # Every engine has states that are too short. What begins like this is about the engine's own lookup.
@@ -180,7 +180,7 @@ class Explainer:
         fate = traced.next_block if traced is not None and traced.leading_blocks * BLOCK_TOKENS <= part.reach else None
         if fate is None or fate.reason != part.missing.reason:
             # Stored again since, perhaps: what the vault said when it was asked counts.
-            fate = part.missing if part.missing.reason else Fate("never_stored")
+            fate = part.missing if part.missing.reason else NEVER_STORED
         return fate.reason, fate
 
     @staticmethod

@@ -13,7 +13,7 @@ from tierkv.codec.record import RecordKind
 from tierkv.identity.blocks import BLOCK_TOKENS, BlockKey, PromptChain, common_prefix
 from tierkv.rpc.vault_port import Found, Missing, Piece, ProbeResult
 from tierkv.state.layout import Layout
-from tierkv.store.journal import Fate
+from tierkv.store.journal import NEVER_STORED
 
 
 class Source(Protocol):
@@ -95,7 +95,7 @@ def pending_result(pending: PendingRecords, chain: PromptChain, source: PendingS
                 best = source.take(record, agreeing)
     return ProbeResult(
         blocks, len(blocks), best, tuple(checkpoints[RecordKind.WINDOW]), tuple(checkpoints[RecordKind.STATE]),
-        0, Fate("never_stored"), source.peer,
+        0, NEVER_STORED, source.peer,
     )  # fmt: skip
 
 
@@ -125,7 +125,11 @@ class Plan:
     marks: tuple[Mark, ...]
 
     def records(self) -> int:
-        return len(self.rows) + sum(len(mark.candidates()) for mark in self.marks[:1])
+        return len(self.rows) + len(self.checkpoints())
+
+    def checkpoints(self) -> tuple[Candidate, ...]:
+        """Those of the furthest position."""
+        return self.marks[0].candidates() if self.marks else ()
 
 
 def best_plan(

@@ -33,6 +33,8 @@ class Remeasurer:
 
     def fast_enough(self, plan: Plan) -> None:
         """A restore of all of this plan is worth its while."""
+        if not self._pauses:
+            return  # every restore comes here
         for client in _keys_by_client(plan):
             self._pauses.pop(client, None)
 
@@ -56,7 +58,7 @@ class Remeasurer:
 
 def _keys_by_client(plan: Plan) -> dict[VaultClient, list[BlockKey]]:
     found: dict[VaultClient, list[BlockKey]] = {}
-    for each in (*plan.rows, *(plan.marks[0].candidates() if plan.marks else ())):
+    for each in (*plan.rows, *plan.checkpoints()):
         if isinstance(each.source, VaultClient):
             found.setdefault(each.source, []).append(each.found.key)
     return found

@@ -155,8 +155,7 @@ class RestoreRun:
 
     async def run(self) -> RestoreOutcome:
         """Raises LayoutSurprise before anything was sent, HandoffError or HookGone when the hook is gone."""
-        marks = self._plan.marks[0].candidates() if self._plan.marks else ()
-        wanted = [*self._plan.rows, *marks]
+        wanted = [*self._plan.rows, *self._plan.checkpoints()]
         flights = self._take_off(wanted)
         n_rows = len(self._plan.rows)
         sizes = {flight: each.found.size_bytes for flight, each in zip(flights, wanted, strict=True)}

@@ -15,14 +15,13 @@ from tierkv.codec.record import RecordKind
 from tierkv.identity.blocks import BLOCK_TOKENS, BlockKey, PromptChain, beginning_of
 from tierkv.rpc.local import LOCAL_PEER
 from tierkv.rpc.vault_port import ProbeResult
-from tierkv.store.journal import Fate
+from tierkv.store.journal import NOTHING_MISSING, Fate
 
 MAX_CHECKPOINTS = 16
 # A key is 32 bytes, so a trace is at most about 40 KB; a longer prompt is explained as far as that.
 MAX_KEYS = 1024
 # Prompts that an engine evicted are remembered by so many keys: about 1 MB.
 MAX_EVICTED_KEYS = 8192
-_NOTHING_MISSING = Fate("")
 
 
 @dataclass(slots=True)
@@ -40,7 +39,7 @@ class VaultTrace:
     reach: int = 0
     differs_at: int = 0
     checkpoints: tuple[int, ...] = ()
-    missing: Fate = _NOTHING_MISSING
+    missing: Fate = NOTHING_MISSING
     error: str = ""
     problem: str = ""
     refused: Counter[str] = field(default_factory=Counter[str])

@@ -16,7 +16,7 @@ from tierkv.codec.record import RecordHeader, RecordKind
 from tierkv.identity.blocks import BLOCK_TOKENS, BlockKey, PromptChain, Tokens, common_prefix
 from tierkv.rpc.vault_port import Found, ProbeResult
 from tierkv.store.base import IndexEntry, Store
-from tierkv.store.journal import NEVER_STORED, Fate
+from tierkv.store.journal import NEVER_STORED, NOTHING_MISSING, Fate
 from tierkv.telemetry.tier import TierTelemetry
 
 ALL_FIDELITIES = 255
@@ -27,7 +27,6 @@ MAX_UNCOMPARED = 8
 # Prompts up to this many tokens are compared in one round trip; ids take about 3 bytes each on the wire.
 WINDOW_TOKENS = 8192
 
-_NOTHING_MISSING = Fate("")
 REASON_TOO_LOSSY = "too_lossy"
 REASON_NEVER_STORED = "never_stored"
 
@@ -91,7 +90,7 @@ def look_up(store: Store, query: ProbeQuery, tier: TierTelemetry | None = None) 
     """What the store has for the query. Reads the index only; leases what it answers and counts, unless peeking."""
     epoch = store.epoch
     found: list[Candidate] = []
-    leading, fate = 0, _NOTHING_MISSING
+    leading, fate = 0, NOTHING_MISSING
     if query.blocks:
         leading, fate = _blocks(store, query, found)
     kinds = [kind for kind, wanted in ((RecordKind.WINDOW, query.windows), (RecordKind.STATE, query.states)) if wanted]
@@ -123,7 +122,7 @@ def _usable(answer: ProbeAnswer) -> Iterable[Candidate]:
 def _blocks(store: Store, query: ProbeQuery, found: list[Candidate]) -> tuple[int, Fate]:
     """Full blocks by key and the best child of the last leading one; the leading run and why it ends."""
     entries = store.lookup(query.keys)
-    leading, fate = len(query.keys), _NOTHING_MISSING
+    leading, fate = len(query.keys), NOTHING_MISSING
     for index, entry in enumerate(entries):
         if entry is not None and _serves(entry, query) and entry.header.is_full_block:
             found.append(_candidate(entry, index, BLOCK_TOKENS))

@@ -33,6 +33,7 @@ class Fate(NamedTuple):
 
 
 NEVER_STORED = Fate("never_stored")
+NOTHING_MISSING = Fate("")
 
 
 def _told_keys() -> deque[BlockKey]:
