@@ -58,10 +58,9 @@ class RunnerModel:
             self._loaded = LoadedModel(self._named(_rows_of(signature)), signature)
         return self._loaded
 
-    def served(self) -> tuple[Any, ModelHandle] | None:
-        """The model that EXO last asked for a cache of, and the name of its caches; None while there is none."""
-        model = self._model() if self._model is not None else None
-        return (model, self.handle) if model is not None and self.handle is not None else None
+    def served(self, handle: ModelHandle) -> Any:
+        """The model that EXO last asked for a cache of, where ``handle`` names its caches; None otherwise."""
+        return self._model() if self._model is not None and handle is self.handle else None
 
     def _named(self, rows: Rows) -> ModelHandle:
         if self._said is None:

@@ -24,6 +24,12 @@ class MemoryReading:
     device_bytes: int = 0
     device_total_bytes: int = 0
 
+    @property
+    def free_bytes(self) -> int:
+        """What is left, on whichever memory has less."""
+        system = self.total_bytes - self.used_bytes
+        return min(system, self.device_total_bytes - self.device_bytes) if self.device_total_bytes else system
+
     def excess_bytes(self, threshold: float) -> int:
         """How far use is above ``threshold`` (a fraction), on whichever memory is worse; 0 if it is not."""
         system = self.used_bytes - threshold * self.total_bytes

@@ -132,12 +132,11 @@ class _Served:
         self._book = book
         self.provider: Any = None
 
-    def model(self) -> tuple[Any, ModelHandle] | None:
-        """What the server serves now, and the name of it; None where that is not known."""
-        if self.provider is None:
+    def model(self, handle: ModelHandle) -> Any:
+        """What the server serves now, where ``handle`` names a form of its caches; None otherwise."""
+        if self.provider is None or not self._book.names(self.provider.model_key, handle):
             return None
-        handle = self._book.handle_of(self.provider.model_key, 0)
-        return (self.provider.model, handle) if handle is not None else None
+        return self.provider.model
 
 
 def _idling_class(base: type, sampler: Sampler) -> type:

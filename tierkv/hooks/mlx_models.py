@@ -90,6 +90,10 @@ class ModelBook:
         known = self._known.get(key, _Known())
         return next((form.handle for form in known.forms if form.first <= n_tokens), None)
 
+    def names(self, key: ModelKey, handle: ModelHandle) -> bool:
+        """Whether this handle is that of one of the model's forms."""
+        return any(form.handle is handle for form in self._known.get(key, _Known()).forms)
+
     def drafts(self, key: ModelKey) -> bool:
         """Whether a draft model's caches are in the same list, which may be a token behind."""
         known = self._known.get(key)

@@ -2,8 +2,9 @@
 
 Everything that touches MLX runs on the generation thread, in slices: the engine's loop asks for one when no request is
 waiting and none is running, and a slice takes about ``SLICE_S``. So a request that comes meanwhile waits for one slice
-at most, and nothing at all is done before the engine has been idle for ``IDLE_S``. Only the beginning of a prompt is
-prefilled (rows depend on nothing behind them), which bounds time and memory.
+at most, and nothing at all is done before the engine has been idle for ``IDLE_S``. The first ``SAMPLED_TOKENS`` rows
+that came from the vaults are compared. Whatever stands before them is prefilled too, from the prompt's first token on:
+the engine's own rows may have been restored themselves.
 """
 
 from __future__ import annotations
@@ -12,18 +13,22 @@ import importlib
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
+from numpy.typing import NDArray
 
 from tierkv.errors import UnsupportedState
 from tierkv.handoff.client import HandoffClient, Media, ModelHandle, Restored
+from tierkv.hooks.memory import MemoryReading, read_memory
 from tierkv.hooks.prompt_tokens import Ids
 from tierkv.state import mlx_cache
 from tierkv.state.fidelity import Divergence, as_float32, snr_db
+from tierkv.state.layout import LayerLayout, Layout
+from tierkv.state.mlx_adapter import TOKEN_AXIS
 
 log = logging.getLogger("tierkv")
 
@@ -34,50 +39,65 @@ LONGEST_STEP = 256
 SAMPLED_TOKENS = 512
 LEAST_TOKENS = 64
 FOLLOWING_TOKENS = 32
-# What a sample may hold back until the engine is idle: the restored arrays themselves, not a copy.
-MOST_HELD_BYTES = 512 << 20
+# Of the memory that is free when a prompt is taken, its sample may use so much: two caches of what it prefills.
+MOST_OF_FREE = 1 / 8
+# A sample that requests have broken off so often makes room for another.
+MOST_TRIES = 3
 _FLOATS = ("bfloat16", "float16", "float32")
 
 
 @dataclass(frozen=True, slots=True)
 class _Sample:
+    """``rows``: those of [first, tokens), as they were restored. ``layout``: of the state that they came with."""
+
     handle: ModelHandle
     ids: Ids
-    restored: Restored
+    layout: Layout
+    codec: str
+    rows: Mapping[tuple[int, int], NDArray[Any]]
+    first: int
     tokens: int
-    following: int
 
 
 class Sampler:
-    """``model`` gives what the engine serves now, and the handle of its plain form; ``fresh`` an empty cache of it
-    (mlx-lm's unless given). Owned by the generation thread."""
+    """``model`` gives what the engine serves now where a handle names its caches, None where it does not; ``fresh`` an
+    empty cache of it (mlx-lm's unless given). Owned by the generation thread."""
 
     def __init__(
         self,
         client: HandoffClient,
-        model: Callable[[], tuple[Any, ModelHandle] | None],
+        model: Callable[[ModelHandle], Any],
         *,
         fresh: Callable[[Any], Sequence[Any]] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        memory: Callable[[], MemoryReading] = read_memory,
     ) -> None:
         self._client = client
         self._model = model
         self._fresh = fresh or (lambda model: importlib.import_module("mlx_lm.models.cache").make_prompt_cache(model))
         self._clock = clock
+        self._memory = memory
         self._seen = 0
+        self._tries = 0
         self._sample: _Sample | None = None
         self._work: Iterator[None] | None = None
         self._idle_since: float | None = None
 
     def restored(self, handle: ModelHandle, ids: Ids, media: Sequence[Media], answer: Restored) -> None:
-        """A prompt came back; every so many-th is kept to be compared when there is time. Costs nothing now."""
+        """A prompt came back: after every so many, one is kept to be compared when there is time.
+
+        Costs nothing now, and of the one that is kept a copy of the rows to be compared.
+        """
         every = int(self._client.settings.get("quality_sample", 0))
         if not every:
-            self._sample = self._work = None
+            self._drop()
             return
         self._seen += 1
-        if self._seen % every == 0 and self._sample is None and answer.first_row == 0:
-            self._sample = _taken(handle, ids, media, answer)
+        if self._seen < every or self._sample is not None:
+            return
+        self._sample = self._taken(handle, ids, media, answer)
+        if self._sample is not None:
+            self._seen = self._tries = 0
 
     @property
     def wanted(self) -> bool:
@@ -85,8 +105,13 @@ class Sampler:
         return self._sample is not None
 
     def busy(self) -> None:
-        """A request is there or running."""
+        """A request is there or running: the memory of a comparison under way is the engine's again."""
         self._idle_since = None
+        if self._work is not None:
+            self._work = None
+            self._tries += 1
+            if self._tries >= MOST_TRIES:
+                self._drop()
 
     def idle(self) -> None:
         """The engine has nothing to do: one slice of the comparison, if one is wanted. Never raises."""
@@ -100,22 +125,45 @@ class Sampler:
         try:
             self._one_slice()
         except Exception as error:
-            log.debug("a sample cannot be compared: %s", error, exc_info=True)
-            self._sample = self._work = None
+            log.info("a restored prompt cannot be compared: %s", error)
+            log.debug("where it failed", exc_info=True)
+            self._drop()
+            mx.clear_cache()
+
+    def _drop(self) -> None:
+        self._sample = self._work = None
 
     def _one_slice(self) -> None:
         assert self._sample is not None
-        serving = self._model()
-        if serving is None or serving[1] is not self._sample.handle:
-            self._sample = self._work = None
+        model = self._model(self._sample.handle)
+        if model is None:
+            self._drop()
             return
         if self._work is None:
-            self._work = self._compared(serving[0], self._sample)
+            self._work = self._compared(model, self._sample)
         until = self._clock() + SLICE_S
         while self._clock() < until:
             if next(self._work, self) is self:
-                self._sample = self._work = None
+                self._drop()
+                mx.clear_cache()
                 return
+
+    def _taken(self, handle: ModelHandle, ids: Ids, media: Sequence[Media], answer: Restored) -> _Sample | None:
+        """The sample, None for a prompt that is too short, too large, begins with media, or has nothing to compare."""
+        layout, first = answer.layout, answer.first_row
+        specs = [spec for layer in layout.having("rows") for spec in layout.layers[layer].arrays]
+        tokens = min(answer.position, first + SAMPLED_TOKENS, len(ids) - FOLLOWING_TOKENS - 1)
+        if not specs or any(spec.dtype not in _FLOATS for spec in specs) or tokens - first < LEAST_TOKENS:
+            return None
+        if any(each.start <= tokens + FOLLOWING_TOKENS for each in media):
+            return None
+        rows = {key: array for key, array in answer.arrays.items() if layout.layers[key[0]].kind == "rows"}
+        whole_bytes = sum(array.nbytes for key, array in answer.arrays.items() if key not in rows)
+        row_bytes = sum(array.nbytes // array.shape[TOKEN_AXIS] for array in rows.values())
+        if 2 * (tokens * row_bytes + whole_bytes) > MOST_OF_FREE * self._memory().free_bytes:
+            return None
+        kept = {key: np.ascontiguousarray(array[..., : tokens - first, :]) for key, array in rows.items()}
+        return _Sample(handle, ids, layout, answer.codec, kept, first, tokens)
 
     # --- the comparison, a step at a time ---------------------------------------------------------
 
@@ -123,23 +171,23 @@ class Sampler:
         fresh = list(self._fresh(model))
         yield from self._prefilled(model, fresh, sample)
         layout = mlx_cache.describe(fresh)
-        if layout.signature() != sample.restored.layout.signature():
+        n = len(layout.layers)  # those of a draft model follow
+        if [_constants(each) for each in layout.layers] != [_constants(each) for each in sample.layout.layers[:n]]:
             raise UnsupportedState("foreign_layout", "the model's cache is another than the restored one")
-        exact = mlx_cache.rows(fresh, layout, 0, sample.tokens)
+        exact = mlx_cache.rows(fresh, layout, sample.first, sample.tokens)
         yield
         layers: list[list[object]] = []
-        for (layer, number), array in sorted(exact.items()):
-            dtype = layout.layers[layer].arrays[number].dtype
-            here = as_float32(array, dtype)
-            there = as_float32(sample.restored.arrays[layer, number][:, :, : sample.tokens], dtype)
-            decibels = snr_db(here, there)
-            layers.append([layer, number, round(decibels, 2) if math.isfinite(decibels) else None])
+        for key in sorted(exact.keys() & sample.rows.keys()):
+            dtype = layout.layers[key[0]].arrays[key[1]].dtype
+            decibels = snr_db(as_float32(exact[key], dtype), as_float32(sample.rows[key], dtype))
+            layers.append([*key, round(decibels, 2) if math.isfinite(decibels) else None])
             yield
+        del exact  # what it shares would be copied when the cache grows
         divergence = Divergence()
-        if all(each.kind == "rows" for each in layout.layers):
+        if layout == sample.layout and all(each.kind == "rows" for each in layout.layers):
             yield from self._followed(model, fresh, sample, divergence)
         self._client.sampled(
-            sample.handle, codec=sample.restored.codec, tokens=sample.tokens, layers=layers,
+            sample.handle, codec=sample.codec, tokens=sample.tokens - sample.first, layers=layers,
             positions=divergence.positions, kl_mean=divergence.kl_mean, top1_fraction=divergence.top1_fraction,
         )  # fmt: skip
 
@@ -156,12 +204,11 @@ class Sampler:
 
     def _followed(self, model: Any, fresh: list[Any], sample: _Sample, into: Divergence) -> Iterator[None]:
         """What the model says next, after the rows as computed and as restored."""
-        layout, n = sample.restored.layout, sample.tokens
-        arrays = {key: np.ascontiguousarray(array[:, :, :n]) for key, array in sample.restored.arrays.items()}
-        back = mlx_cache.build(layout, n, arrays, {})
-        mx.eval(mlx_cache.live_arrays(back))
-        yield
-        for place in range(n, n + sample.following):
+        back = mlx_cache.build(sample.layout, sample.tokens, sample.rows, {}, first_row=sample.first, local=fresh)
+        for array in mlx_cache.live_arrays(back):
+            mx.eval(array)
+            yield
+        for place in range(sample.tokens, sample.tokens + FOLLOWING_TOKENS):
             token = mx.array(sample.ids[place : place + 1])[None]
             said = [model(token, cache=cache)[0].astype(mx.float32) for cache in (fresh, back)]
             mx.eval(said)
@@ -169,14 +216,6 @@ class Sampler:
             yield
 
 
-def _taken(handle: ModelHandle, ids: Ids, media: Sequence[Media], answer: Restored) -> _Sample | None:
-    """The sample, None for a prompt that is too short, too large, begins with media, or has nothing to compare."""
-    rows = answer.layout.having("rows")
-    specs = [spec for layer in rows for spec in answer.layout.layers[layer].arrays]
-    tokens = min(answer.position, SAMPLED_TOKENS, len(ids) - FOLLOWING_TOKENS - 1)
-    held = sum(array.nbytes for array in answer.arrays.values())
-    if not specs or any(spec.dtype not in _FLOATS for spec in specs) or tokens < LEAST_TOKENS or held > MOST_HELD_BYTES:
-        return None
-    if any(each.start <= tokens + FOLLOWING_TOKENS for each in media):
-        return None
-    return _Sample(handle, ids, answer, tokens, FOLLOWING_TOKENS)
+def _constants(layer: LayerLayout) -> tuple[object, ...]:
+    """What does not change as a cache grows: a chunk's rows become a window once it has dropped some."""
+    return layer.class_name, layer.slot, layer.params
