@@ -6,15 +6,26 @@ import asyncio
 import json
 import math
 
+import agent_processes
+import numpy as np
 import pytest
 from agent_processes import prompt
 from explained_agent import Rig, demote, explained_agent, restore, until
 
+from tierkv.agents import codec_loss, transfer
+from tierkv.agents.codec_loss import CodecLoss
 from tierkv.agents.quality import Sample, sample_of
 from tierkv.agents.raised_layers import MAX_MODELS, RaisedLayers
 from tierkv.codec.frame import CodecId, FrameHeader
 from tierkv.codec.record import RecordHeader
-from tierkv.codec.registry import CODEC_NAMES, codec_named, floor_db, next_better
+from tierkv.codec.registry import (
+    CODEC_NAMES,
+    codec_named,
+    decode_segment,
+    encode_segment,
+    floor_db,
+    next_better,
+)
 from tierkv.handoff.client import Restored
 from tierkv.identity.blocks import BlockKey
 from tierkv.store.base import Selector
@@ -64,44 +75,177 @@ def codecs_of(rig: Rig) -> set[tuple[int, str]]:
     return found
 
 
-async def test_a_layer_below_its_floor_is_stored_better_from_then_on():
-    async with explained_agent(kv_codec="int8") as rig:
+@pytest.fixture
+def spiky(monkeypatch):
+    """Layer 1's values as a group of 256 with one scale cannot hold them: one of them is sixty times the rest."""
+    plain = agent_processes.state_of
+
+    def state_of(layout, tokens):
+        arrays = plain(layout, tokens)
+        for key in [key for key in arrays if key[0] == 1]:
+            values = np.random.default_rng(key[1]).standard_normal(arrays[key].shape).astype(np.float32)
+            values[:, :, ::16, 0] = 60
+            arrays[key] = values
+        return arrays
+
+    monkeypatch.setattr(agent_processes, "state_of", state_of)
+
+
+def worst_db(rig: Rig, engine, restored: Restored, tokens) -> dict[int, float]:
+    """Of each layer: energy of what was stored over that of the difference, in decibels."""
+    exact = agent_processes.state_of(engine.layout, tokens[: restored.position])
+    found: dict[int, float] = {}
+    for (layer, _), array in exact.items():
+        back = restored.arrays[layer, _].astype(np.float64)
+        noise = np.sum((array - back) ** 2)
+        db = 10 * math.log10(np.sum(array.astype(np.float64) ** 2) / noise) if noise else math.inf
+        found[layer] = min(db, found.get(layer, math.inf))
+    return found
+
+
+async def shown_engine(rig: Rig, condition):
+    async with asyncio.timeout(10):
+        while True:
+            (engine,) = (await rig.client.get_node()).node.engines
+            if condition(engine):
+                return engine
+            await asyncio.sleep(0.05)
+
+
+def root_of(rig: Rig) -> BlockKey:
+    return next(iter(rig.agent.engines._engines.values())).models[0].root
+
+
+def events_of(rig: Rig) -> list:
+    return [each for each in rig.agent.telemetry.events.after(0)[0] if each.kind == "quality"]
+
+
+async def sampled(rig: Rig, engine, layers, **more) -> None:
+    before = rig.agent.quality.of(root_of(rig)).samples
+    await asyncio.to_thread(report, engine, layers, **more)
+    await until(lambda: rig.agent.quality.of(root_of(rig)).samples == before + 1)
+
+
+async def test_a_layer_below_its_floor_is_stored_better_from_then_on(spiky):
+    async with explained_agent(kv_codec="int8-g256") as rig:
         engine = await rig.engine()
-        await demote(engine, prompt(512))
-        assert codecs_of(rig) == {(0, "int8"), (1, "int8")}
-        await asyncio.to_thread(report, engine, [[0, 0, 39.0], [0, 1, 41.0], [1, 0, 31.5], [1, 1, 40.0]])
-        quality = rig.agent.quality
-        root = next(iter(rig.agent.engines._engines.values())).models[0].root
-        await until(lambda: quality.of(root).samples == 1)
-        assert {layer: codec.name for layer, codec in quality.of(root).raised.items()} == {1: "lossless"}
-        events = [each for each in rig.agent.telemetry.events.after(0)[0] if each.kind == "quality"]
-        assert [each.severity for each in events] == ["warning"]
-        assert "layer 1 came back at 31.5 dB with int8, whose floor is 35 dB" in events[0].message
-        (shown,) = (await rig.client.get_node()).node.engines
-        assert (shown.quality_samples, shown.quality_raised_layers, shown.quality_codec) == (1, 1, "int8")
-        assert (shown.quality_kl_mean, shown.quality_snr_db_min) == (pytest.approx(2e-4), 31.5)
+        tokens = prompt(512)
+        await demote(engine, tokens)
+        assert codecs_of(rig) == {(0, "int8_g256"), (1, "int8_g256")}
+        own = worst_db(rig, engine, await restore(engine, tokens, limit=512), tokens)
+        await sampled(rig, engine, [[0, 0, 39.0], [0, 1, 31.0], [1, 0, 29.5], [1, 1, 40.0]], codec="int8-g256")
+        quality = rig.agent.quality.of(root_of(rig))
+        assert quality.raised == {}
+        assert quality.suspects == {0: 31.0, 1: 29.5}
+        rig.kv.store.purge(rig.kv.store.preview_purge(Selector()).token)
+        await demote(engine, prompt(512, seed=1))
+        await until(lambda: not quality.suspects)
+        assert {layer: codec.name for layer, codec in quality.raised.items()} == {1: "int8"}
+        raised, excused = events_of(rig)
+        assert (raised.severity, excused.severity) == ("warning", "info")
+        assert "layer 1 came back at 29.5 dB, and int8-g256 by itself leaves 29.1 dB" in raised.message
+        assert raised.message.endswith("below its floor of 32.5 dB; it is stored as int8 from now on")
+        assert float(raised.attributes["snr_db"]) == pytest.approx(own[1], abs=0.3)
+        assert "a layer came back below int8-g256's floor of 32.5 dB (layer 0 at 31.0 dB)" in excused.message
+        assert float(excused.attributes["snr_db"]) == pytest.approx(own[0], abs=1.0)
+        await asyncio.to_thread(engine.client.report_hot, {})  # as hooks do once a second
+        shown = await shown_engine(rig, lambda engine: engine.quality_raised_layers)
+        assert (shown.quality_samples, shown.quality_raised_layers, shown.quality_codec) == (1, 1, "int8-g256")
+        assert (shown.quality_kl_mean, shown.quality_snr_db_min) == (pytest.approx(2e-4), 29.5)
         rig.kv.store.purge(rig.kv.store.preview_purge(Selector()).token)
         tokens = prompt(512, seed=4)
         await demote(engine, tokens)
-        assert codecs_of(rig) == {(0, "int8"), (1, "lossless")}
-        assert isinstance(await restore(engine, tokens), Restored)
+        assert codecs_of(rig) == {(0, "int8_g256"), (1, "int8")}
+        better = worst_db(rig, engine, await restore(engine, tokens, limit=512), tokens)
+        assert better[1] > own[1] + 3
 
 
-async def test_a_restart_remembers_which_layers_were_raised(tmp_path):
+async def test_what_the_models_own_rounding_does_to_a_layer_is_not_the_codecs_fault():
+    """In bfloat16 the same tokens prefilled in other steps agree to some 32 dB, with no codec at all."""
+    async with explained_agent(kv_codec="int8") as rig:
+        engine = await rig.engine()
+        for seed in range(3):
+            await demote(engine, prompt(512, seed=seed))
+            await sampled(rig, engine, [[0, 0, 31.8], [0, 1, 30.0], [1, 0, 33.0]])
+        await demote(engine, prompt(512, seed=9))
+        quality = rig.agent.quality.of(root_of(rig))
+        await until(lambda: not quality.suspects)
+        assert quality.raised == {}
+        assert codecs_of(rig) == {(0, "int8"), (1, "int8")}
+        (event,) = events_of(rig)
+        assert (event.severity, event.attributes["layers"]) == ("info", "2")
+        assert "2 layers came back below int8's floor of 35 dB (layer 0 at 30.0 dB)" in event.message
+
+
+async def test_a_suspect_is_measured_on_the_next_prompt_whose_rows_are_stored():
+    async with explained_agent(kv_codec="int8") as rig:
+        engine = await rig.engine()
+        tokens = prompt(512)
+        await demote(engine, tokens)
+        await sampled(rig, engine, [[0, 0, 31.8]])
+        quality = rig.agent.quality.of(root_of(rig))
+        await demote(engine, tokens)
+        assert quality.suspects == {0: 31.8}
+        await demote(engine, prompt(64, seed=3))
+        await until(lambda: not quality.suspects)
+
+
+async def test_not_more_is_measured_than_tells_enough(monkeypatch):
+    """What it costs does not grow with the prompt."""
+    monkeypatch.setattr(codec_loss, "ENOUGH_VALUES", 4096)
+    seen = []
+    real = transfer.loss_of
+    monkeypatch.setattr(transfer, "loss_of", lambda *args: seen.append(args[1].size) or real(*args))
+    async with explained_agent(kv_codec="int8", handoff_bytes=4 << 20) as rig:
+        engine = await rig.engine()
+        await demote(engine, prompt(512))
+        assert seen == []
+        await sampled(rig, engine, [[0, 0, 31.8]])
+        await demote(engine, prompt(65_536, seed=2))
+        assert 4096 <= sum(seen) <= 2 * 2 * 16 * 65_536 // 4
+        await until(lambda: len(events_of(rig)) == 1)
+
+
+def test_the_loss_of_a_codec_is_what_numpy_says():
+    values = np.random.default_rng(3).standard_normal((1, 2, 64, 32)).astype(np.float32)
+    for name, array, expected in (
+        ("int8", values, None), ("lossless", values, math.inf), ("int8", np.full_like(values, np.nan), math.inf),
+        ("int8", np.zeros_like(values), math.inf),
+    ):  # fmt: skip
+        codec = codec_named(name)
+        header, buffers = encode_segment(codec, array, "float32", layer=5, index=1, position=0, token_axis=2)
+        losses: codec_loss.Losses = {}
+        for _ in range(2):
+            codec_loss.add_losses(losses, codec_loss.loss_of(codec, array, header, bytes(buffers[1])))
+        assert losses[5, 1].values == 2 * array.size
+        if expected is None:
+            back = np.empty_like(array)
+            decode_segment(header, bytes(buffers[1]), back)
+            expected = 10 * math.log10(np.sum(array.astype(float) ** 2) / np.sum((array.astype(float) - back) ** 2))
+        assert losses[5, 1].snr_db == pytest.approx(expected, abs=1e-6)
+
+
+def test_what_another_codec_lost_before_is_not_added():
+    losses = {(0, 0): CodecLoss(codec_named("int8-g256"), 10, 1.0, 1.0)}
+    codec_loss.add_losses(losses, {(0, 0): CodecLoss(codec_named("int8"), 4, 2.0, 0.5)})
+    assert losses == {(0, 0): CodecLoss(codec_named("int8"), 4, 2.0, 0.5)}
+
+
+async def test_a_restart_remembers_which_layers_were_raised(tmp_path, spiky):
     kept = tmp_path / "cache" / "raised-layers.json"
-    async with explained_agent(kv_codec="int8", raised_layers=kept) as rig:
+    async with explained_agent(kv_codec="int8-g256", raised_layers=kept) as rig:
         engine = await rig.engine()
+        await sampled(rig, engine, [[0, 0, 39.0], [1, 0, 28.0]], codec="int8-g256")
         await demote(engine, prompt(512))
-        await asyncio.to_thread(report, engine, [[0, 0, 39.0], [1, 0, 31.5]])
-        root = next(iter(rig.agent.engines._engines.values())).models[0].root
-        await until(lambda: rig.agent.quality.of(root).samples == 1)
+        root = root_of(rig)
+        await until(lambda: not rig.agent.quality.of(root).suspects)
     assert json.loads(kept.read_text()) == {
-        "schema": "tierkv.raised-layers/1", "models": {root.hex(): {"1": "lossless"}},
+        "schema": "tierkv.raised-layers/1", "models": {root.hex(): {"1": "int8"}},
     }  # fmt: skip
-    async with explained_agent(kv_codec="int8", raised_layers=kept) as rig:
+    async with explained_agent(kv_codec="int8-g256", raised_layers=kept) as rig:
         engine = await rig.engine()
         await demote(engine, prompt(512))
-        assert codecs_of(rig) == {(0, "int8"), (1, "lossless")}
+        assert codecs_of(rig) == {(0, "int8_g256"), (1, "int8")}
         (shown,) = (await rig.client.get_node()).node.engines
         assert (shown.quality_samples, shown.quality_raised_layers) == (0, 1)
 
@@ -154,7 +298,6 @@ def test_a_folder_that_cannot_be_written_costs_nothing(tmp_path, caplog):
 async def test_samples_of_another_codec_raise_nothing():
     async with explained_agent(kv_codec="lossless") as rig:
         engine = await rig.engine()
-        await asyncio.to_thread(report, engine, [[0, 0, 10.0]])
-        root = next(iter(rig.agent.engines._engines.values())).models[0].root
-        await until(lambda: rig.agent.quality.of(root).samples == 1)
-        assert rig.agent.quality.of(root).raised == {}
+        await sampled(rig, engine, [[0, 0, 10.0]])
+        quality = rig.agent.quality.of(root_of(rig))
+        assert (quality.raised, quality.suspects) == ({}, {})

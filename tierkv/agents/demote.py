@@ -14,6 +14,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
 
+from tierkv.agents.codec_loss import add_losses, enough
 from tierkv.agents.layouts import Layouts
 from tierkv.agents.model_registry import Model
 from tierkv.agents.pending import PendingRecord, PendingRecords
@@ -228,10 +229,14 @@ class Demoter:
     ) -> list[tuple[RecordBuilder, Encoded]]:
         if incoming.failed or not wanted:
             return []
-        loop, codec_of = asyncio.get_running_loop(), partial(self._quality.codec, incoming.chain.root)
-        job = loop.run_in_executor(self._pool, encode_region, wanted, incoming.layout, region, codec_of)
+        loop, root = asyncio.get_running_loop(), incoming.chain.root
+        codec_of = partial(self._quality.codec, root)
+        measured = [layer for layer in self._quality.suspects(root) if not enough(incoming.losses, layer)]
+        job = loop.run_in_executor(self._pool, encode_region, wanted, incoming.layout, region, codec_of, measured)
         try:
-            return await asyncio.shield(job)
+            frames, losses = await asyncio.shield(job)
+            add_losses(incoming.losses, losses)
+            return frames
         except ValueError as error:
             self._fail(incoming, "not_encodable")
             _log.warning("a segment of %s cannot be encoded: %s", incoming.model.name, error)
@@ -276,6 +281,8 @@ class Demoter:
             self._fail(incoming, "incomplete")
             self._remember_unstored(incoming, incoming.failed)
             incoming.builders.clear()
+        self._quality.measured(incoming.model, incoming.losses)
+        incoming.losses.clear()
         if incoming.records:
             self._telemetry.emit(
                 "demote", "info",

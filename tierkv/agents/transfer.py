@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from tierkv.agents.codec_loss import Losses, add_losses, loss_of
 from tierkv.agents.decode import expected_arrays
 from tierkv.agents.model_registry import Model
 from tierkv.codec.frame import CodecId, FrameHeader
@@ -64,6 +65,7 @@ class Incoming:
     records: int = 0
     stored_bytes: int = 0
     raw_bytes: int = 0
+    losses: Losses = field(default_factory=Losses)
 
     def want(self, kind: RecordKind, key: BlockKey, start: int, end: int) -> None:
         self.builders[kind, start] = RecordBuilder(kind, key, start, end, expected_arrays(self.layout, kind))
@@ -111,25 +113,30 @@ def encode_region(
     layout: Layout,
     region: memoryview,
     codec_of: Callable[[str, int], Codec],
-) -> list[tuple[RecordBuilder, Encoded]]:
+    measured: Collection[int] = (),
+) -> tuple[list[tuple[RecordBuilder, Encoded]], Losses]:
     """Frames of every wanted segment, owning their bytes: the region can be reused. Runs on a worker thread.
 
-    ``codec_of``: the codec of a tier's layer.
+    ``codec_of``: the codec of a tier's layer. With what it costs the rows of the ``measured`` layers.
     """
     done: list[tuple[RecordBuilder, Encoded]] = []
+    losses: Losses = {}
     for builder, segment in wanted:
         spec = layout.layers[segment.layer].arrays[segment.array]
         rows = builder.kind is RecordKind.BLOCK
+        codec, array = codec_of(builder.kind.tier, segment.layer), segment_view(segment, layout, region)
         header, buffers = encode_segment(
-            codec_of(builder.kind.tier, segment.layer),
-            segment_view(segment, layout, region),
+            codec,
+            array,
             spec.dtype,
             layer=segment.layer,
             index=segment.array,
             position=segment.position,
             token_axis=spec.token_axis if rows else None,
         )
+        if rows and segment.layer in measured:
+            add_losses(losses, loss_of(codec, array, header, buffers[1]))
         if header.codec == CodecId.RAW:
             buffers = [bytes(part) for part in buffers]
         done.append((builder, (header, list(buffers))))
-    return done
+    return done, losses
