@@ -155,7 +155,7 @@ class QualityBook:
             "quality", "info",
             f"{model.name}: {'a layer' if len(own) == 1 else f'{len(own)} layers'} came back below {used.name}'s floor "
             f"of {floor_db(used):g} dB (layer {worst} at {found.suspects[worst]:.1f} dB), but by itself it leaves "
-            f"{min(own.values()):.1f} dB or more: the rest is the model's own rounding, or was computed on lossy state",
+            f"{min(own.values()):.1f} dB or more: the rest is the model's own rounding, or lossier state from before",
             model=model.name, layers=str(len(own)), snr_db=f"{min(own.values()):.2f}", codec=used.name,
         )  # fmt: skip
 
