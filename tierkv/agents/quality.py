@@ -170,7 +170,7 @@ def sample_of(values: Mapping[str, object]) -> Sample | None:
         if not isinstance(each, list) or len(cast("list[object]", each)) != 3:
             return None
         layer, _, db = cast("list[object]", each)
-        if not isinstance(layer, int) or not (db is None or isinstance(db, int | float)):
+        if not (isinstance(layer, int) and 0 <= layer < MAX_LAYERS) or not (db is None or isinstance(db, int | float)):
             return None
         found.append((layer, math.inf if db is None else float(db)))
     numbers = [values.get(name) for name in ("tokens", "positions", "kl_mean", "top1_fraction")]
