@@ -49,7 +49,8 @@ def test_what_is_not_a_sample_is_none():
     assert sample == Sample(frozenset({"int8", "raw"}), 100, 8, 1e-4, 1.0, ((0, 39.5), (1, math.inf)))
     for change in (
         {"layers": None}, {"layers": [[0, 0]]}, {"layers": [["0", 0, 1.0]]}, {"layers": [[0, 0, "x"]]},
-        {"layers": [[0, 0, 1.0]] * 9000}, {"layers": [[-1, 0, 1.0]]}, {"layers": [[1 << 40, 0, 1.0]]}, {"kl_mean": math.nan}, {"kl_mean": -1.0}, {"tokens": None},
+        {"layers": [[0, 0, 1.0]] * 9000}, {"layers": [[-1, 0, 1.0]]}, {"layers": [[1 << 40, 0, 1.0]]},
+        {"kl_mean": math.nan}, {"kl_mean": -1.0}, {"tokens": None},
         {"top1_fraction": True},
     ):  # fmt: skip
         assert sample_of({**good, **change}) is None
