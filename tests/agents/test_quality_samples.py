@@ -251,6 +251,19 @@ async def test_a_restart_remembers_which_layers_were_raised(tmp_path, spiky):
         assert (shown.quality_samples, shown.quality_raised_layers) == (0, 1)
 
 
+async def test_what_follows_counts_where_it_was_compared():
+    """A hybrid's rows are compared alone; its means begin with the first sample that has one."""
+    async with explained_agent(kv_codec="int8") as rig:
+        engine = await rig.engine()
+        await sampled(rig, engine, [[0, 0, 39.0]], positions=0, kl_mean=0.0, top1_fraction=1.0)
+        found = rig.agent.quality.of(root_of(rig))
+        assert (found.samples, found.compared, found.kl_mean, found.top1_fraction) == (1, 0, 0.0, 0.0)
+        await sampled(rig, engine, [[0, 0, 39.0]], kl_mean=1e-3, top1_fraction=0.5)
+        assert (found.samples, found.compared, found.kl_mean, found.top1_fraction) == (2, 1, 1e-3, 0.5)
+        await sampled(rig, engine, [[0, 0, 39.0]], kl_mean=2e-3, top1_fraction=1.0)
+        assert (found.kl_mean, found.top1_fraction) == (pytest.approx(1.3e-3), pytest.approx(0.65))
+
+
 ROOT = BlockKey(bytes(range(32)))
 OTHER = BlockKey(bytes(32))
 

@@ -147,6 +147,28 @@ def test_status_lines_show_everything_within_80_columns(monkeypatch):
         assert piece in text, piece
 
 
+@pytest.mark.parametrize(
+    ("kl", "top1", "snr", "raised", "text"),
+    [
+        (2e-4, 0.996, 37.5, 0, "KL 2.0e-04, same top token 99.6%, worst layer 37.5 dB"),
+        (0.0, 1.0, 0.0, 0, "KL 0.0e+00, same top token 100.0%, every bit came back"),
+        (3.0, 0.0, 1.0, 0, "KL 3.0e+00, same top token 0.0%, worst layer 1.0 dB"),
+        # What follows was not compared.
+        (0.0, 0.0, 37.5, 1, "worst layer 37.5 dB; 1 layer put on a better codec"),
+    ],
+)
+def test_status_says_of_samples_what_was_compared(monkeypatch, kl, top1, snr, raised, text):
+    monkeypatch.setenv("COLUMNS", "200")
+    engine = EngineSnapshot("mlx-lm", "mlx-lm 0.32.2", "m", "id", True, 0, 0.0, "", "int8", 2, kl, top1, snr, raised)
+    node = NodeSnapshot(
+        "id", "n", "inference", "0.1.0", "127.0.0.1:50050", 1, 1000.0, 1200.0, 1, MemorySnapshot(64, 40), (), (),
+        (engine,),
+    )  # fmt: skip
+    report = NodeReport(node, True, 0.001, 0.0)
+    lines = node_lines(Answer(Target("127.0.0.1", 50050, "inference"), report), Style())
+    assert f"2 samples of int8: {text}" in [line.split("quality")[1].strip() for line in lines if "quality" in line]
+
+
 # --- events --------------------------------------------------------------------------------------
 
 

@@ -39,14 +39,16 @@ class Sample:
 class ModelQuality:
     """What the samples of one model came to. ``raised``: layers that have left the tier's codec, and for which.
 
+    ``compared``: samples of which it is known what the model said next; their means, 0 and 0 where there is none.
     ``suspects``: layers that came back below their codec's floor, and at how many decibels. ``excused``: codecs of
     which it was said that such a layer was not their fault.
     """
 
     samples: int = 0
+    compared: int = 0
     codec: str = ""
     kl_mean: float = 0.0
-    top1_fraction: float = 1.0
+    top1_fraction: float = 0.0
     snr_db_min: float = math.inf
     raised: dict[int, Codec] = field(default_factory=dict[int, Codec])
     suspects: dict[int, float] = field(default_factory=dict[int, float])
@@ -84,11 +86,11 @@ class QualityBook:
         while len(self._models) > MAX_MODELS:
             del self._models[next(iter(self._models))]
         decibels = [db for _, db in sample.layers]
-        first = not found.samples
         found.samples += 1
         found.codec = "+".join(sorted(sample.codecs))
         if sample.positions:
-            weight = 1.0 if first else _WEIGHT
+            weight = _WEIGHT if found.compared else 1.0
+            found.compared += 1
             found.kl_mean += weight * (sample.kl_mean - found.kl_mean)
             found.top1_fraction += weight * (sample.top1_fraction - found.top1_fraction)
         found.snr_db_min = min(decibels, default=math.inf)

@@ -152,10 +152,10 @@ def _quality(engine: EngineSnapshot) -> str:
     if not engine.quality_samples:
         return f"no sample yet; {better} before the agent was started"
     text = f"{plural(engine.quality_samples, 'sample')} of {clean(engine.quality_codec, 40)}"
-    text += f": KL {engine.quality_kl_mean:.1e}, same top token {engine.quality_top1_fraction:.1%}"
-    text += (
-        f", worst layer {engine.quality_snr_db_min:.1f} dB" if engine.quality_snr_db_min else ", every bit came back"
-    )
+    said = [f"worst layer {engine.quality_snr_db_min:.1f} dB" if engine.quality_snr_db_min else "every bit came back"]
+    if engine.quality_top1_fraction or engine.quality_kl_mean:
+        said[:0] = [f"KL {engine.quality_kl_mean:.1e}", f"same top token {engine.quality_top1_fraction:.1%}"]
+    text += f": {', '.join(said)}"
     return f"{text}; {better}" if engine.quality_raised_layers else text
 
 

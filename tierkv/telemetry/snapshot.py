@@ -87,7 +87,11 @@ class LinkSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class EngineSnapshot:
-    """``quality_...``: live samples of the model served, see ``inference.quality_sample``; 0 dB: nothing was lost."""
+    """``quality_...``: live samples of the model served, see ``inference.quality_sample``; 0 dB: nothing was lost.
+
+    ``quality_top1_fraction`` and ``quality_kl_mean`` are both 0 where what the model says next was not compared: caches
+    that hold more than rows.
+    """
 
     kind: str
     build: str = ""
