@@ -17,7 +17,6 @@ import asyncio
 import json
 import os
 import random
-import socket
 import statistics
 import subprocess
 import sys
@@ -31,6 +30,7 @@ from _scratch import scratch_folder
 from tierkv.demo import blas
 from tierkv.demo.engine import Engine
 from tierkv.demo.models import model_folder
+from tierkv.demo.processes import free_port
 from tierkv.demo.text import Tokens, library_text
 
 TOKEN = "benchmark-token-benchmark"
@@ -71,12 +71,6 @@ class SlowLink(threading.Thread):
             writer.close()
         except OSError:
             writer.close()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 class Rig:

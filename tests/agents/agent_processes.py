@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from tierkv.demo.processes import free_port
 from tierkv.handoff.client import HandoffClient, ModelAnnouncement, ModelHandle, NotRestored, Restored, model_files
 from tierkv.handoff.mover import Mover
 from tierkv.handoff.transfer import Transfer
@@ -134,7 +135,9 @@ class Cluster:
         self.engines: list[Engine] = []
 
     def vault(self, role: str = "kv-vault", **options: object) -> AgentProcess:
-        defaults = {"name": f"{role}-{len(self.processes)}", "role": role, "port": 0, "max_bytes": 256 << 20}
+        # A port that stays free while the vault is away, for one that comes back to it.
+        name, port = f"{role}-{len(self.processes)}", free_port()
+        defaults = {"name": name, "role": role, "port": port, "max_bytes": 256 << 20}
         return self._start("vault", {**defaults, "max_record_bytes": 64 << 20, "token": TOKEN, **options})
 
     def agent(self, kv: AgentProcess | None = None, ssm: AgentProcess | None = None, **options: object) -> AgentProcess:

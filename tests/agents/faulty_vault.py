@@ -31,6 +31,7 @@ if __name__ == "__main__":
 from tierkv.agents.runtime import AgentRuntime
 from tierkv.agents.vault import VaultOptions, build_vault_agent
 from tierkv.codec.record import verify_record
+from tierkv.demo.processes import free_port
 from tierkv.rpc.bulk import CHUNK_BYTES, MessageWriter, encode_message, message_payload, read_chunks
 from tierkv.rpc.channels import EOF
 from tierkv.v1 import vault_service_pb2 as pb
@@ -380,6 +381,7 @@ class Listener:
 
     def __init__(self, kind: str, port: int = 0) -> None:
         self._kind, self._kept = kind, []
+        port = port or free_port()
         self._web: http.server.HTTPServer | None = None
         if kind == "web":
             self._web = http.server.HTTPServer(("127.0.0.1", port), http.server.BaseHTTPRequestHandler)

@@ -4,7 +4,6 @@ import itertools
 import json
 import os
 import queue
-import socket
 import subprocess
 import sys
 import threading
@@ -12,6 +11,8 @@ from pathlib import Path
 
 import pytest
 from exo_engine import GIB, SOURCE
+
+from tierkv.demo.processes import free_port
 
 HERE = Path(__file__).resolve().parent
 PATHS = HERE, HERE.parent / "state", HERE.parents[1]
@@ -93,12 +94,6 @@ class Pair:
     def end(self):
         for rank in self.ranks:
             rank.end()
-
-
-def free_port():
-    with socket.socket() as trial:
-        trial.bind(("127.0.0.1", 0))
-        return trial.getsockname()[1]
 
 
 @pytest.fixture(scope="module")

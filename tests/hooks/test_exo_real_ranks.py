@@ -4,7 +4,9 @@ import json
 
 import pytest
 from exo_engine import QUANTISABLE, SOURCE
-from test_exo_ranks import Process, free_port
+from test_exo_ranks import Process
+
+from tierkv.demo.processes import free_port
 
 pytestmark = pytest.mark.skipif(not SOURCE, reason="TIERKV_EXO_SRC is not set")
 TEXT = "The tier of a cache is not its worth. " * 8

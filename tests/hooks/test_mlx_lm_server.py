@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,8 @@ from importlib.metadata import version
 
 import pytest
 from fake_agent import FakeAgent
+
+from tierkv.demo.processes import free_port
 
 TEXT = "The quick brown fox jumps over the lazy dog, again and again. " * 8
 OTHER = "Something else entirely, long enough to be worth an entry of its own in the cache."
@@ -68,9 +69,7 @@ def serve(tmp_path, model_folders):
 
     @contextmanager
     def serving(name, agent_path, *arguments):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         log = tmp_path / f"server-{port}.log"
         command = [
             sys.executable, "-m", "tierkv.hooks.mlx_lm", "--tierkv-socket", str(agent_path), "--",

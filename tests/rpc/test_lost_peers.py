@@ -19,18 +19,13 @@ from running_vaults import Vault, VaultProcess, running_vault
 from wire_records import ROOT, blocks_of, each, prompt, put, record, take
 
 from tierkv.codec.record import RecordKind
+from tierkv.demo.processes import free_port
 from tierkv.errors import BreakerOpen, DeadlineExceeded, NotAuthenticated, PeerError, Unreachable, WrongService
 from tierkv.rpc.auth import Token, load_token
 from tierkv.rpc.client import NodeClient, VaultClient
 
 TOKEN = Token("some-token-some-token", True, "given")
 HANG_S = 30.0
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 @contextlib.contextmanager

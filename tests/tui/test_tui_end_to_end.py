@@ -2,7 +2,6 @@
 
 import asyncio
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 from tui_cluster import screen_text
 
+from tierkv.demo.processes import free_port
 from tierkv.rpc.auth import load_or_create_token
 from tierkv.tui.app import Console, targets_of
 from tierkv.tui.live import live_feed
@@ -23,21 +23,17 @@ asyncio.run(run_vault(VaultOptions(sys.argv[1], role=sys.argv[2], port=int(sys.a
 """
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 class Vaults:
-    def __init__(self) -> None:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self.ports = {"nas": free_port(), "pi": free_port()}
         self.roles = {"nas": "kv-vault", "pi": "ssm-vault"}
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, name: str) -> None:
         command = [sys.executable, "-c", VAULT, name, self.roles[name], str(self.ports[name])]
-        self.processes[name] = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+        with (self.folder / f"{name}.log").open("ab") as log:
+            self.processes[name] = subprocess.Popen(command, stdout=log, stderr=log)
 
     def kill(self, name: str) -> None:
         process = self.processes.pop(name)
@@ -52,21 +48,24 @@ class Vaults:
 @pytest.fixture
 def vaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("TIERKV_HOME", str(tmp_path))
-    both = Vaults()
+    both = Vaults(tmp_path)
     load_or_create_token()
     for name in both.ports:
         both.start(name)
     yield both
     for name in list(both.processes):
         both.kill(name)
+    for log in sorted(tmp_path.glob("*.log")):
+        print(f"{log.name}:\n{log.read_text()}")  # shown where the test failed
 
 
 async def seen(app: Console, condition: Callable[[list[str]], bool]) -> list[str]:
     """The screen once ``condition`` holds for it."""
-    async with asyncio.timeout(60):
-        while not condition(lines := screen_text(app)):  # noqa: ASYNC110
-            await asyncio.sleep(0.1)
-        return lines
+    until = asyncio.get_running_loop().time() + 60
+    while not condition(lines := screen_text(app)):
+        assert asyncio.get_running_loop().time() < until, "\n".join(lines)
+        await asyncio.sleep(0.1)
+    return lines
 
 
 def row(lines: list[str], name: str) -> str:
