@@ -320,7 +320,7 @@ class AgentSocket(decoders.Base):
             message({"op": "begin", "transfer": 1, "scalars": {"1": {"offset": 3}}}),
             message({"op": "piece", "transfer": 1, "offset": 0, "bytes": 32768, "segments": segments}),
             message({"op": "end", "transfer": 1}), message({"op": "dropped", "transfer": 1, "reason": "x"}),
-            message({"op": "report", "stats": {"entries": 1, "refusals": {"dtype": 1}, "prefills": [[0, 9, 1.0]]}}),
+            message({"op": "report", "stats": {"entries": 1, "refusals": {"dtype": 1}, "prefills": [[0, 0, 99, 1.0]]}}),
             message({"op": "served", "restore": 0, "model": None, "tokens": 9, "have": 0, "position": 0, "reason": ""}),
             message({"op": "hit", "model": 0, "position": 100, "media": [[1, 2, "aa"]]}, ids),
             message({"op": "flush", "timeout_s": 0.01}),

@@ -41,9 +41,10 @@ class Rig:
 
     async def prefilled(self, engine: Engine, *samples: tuple[int, int, float]) -> None:
         """The engine has reported these prefills, and the agent has read them."""
-        await asyncio.to_thread(engine.client.report_hot, {"prefills": [list(each) for each in samples]})
+        rows = [[engine.model.id, *each] for each in samples]
+        await asyncio.to_thread(engine.client.report_hot, {"prefills": rows})
         inside = self.agent.engines._engines.values()
-        await until(lambda: any(each.prefill.seconds(0, 1000) for each in inside))
+        await until(lambda: any(model.prefill.seconds(0, 1000) for each in inside for model in each.models.values()))
 
 
 async def until(condition: Callable[[], bool]) -> None:

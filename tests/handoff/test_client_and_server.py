@@ -325,6 +325,30 @@ def test_the_answer_to_a_report_refreshes_settings_and_models(agent: Agent, clie
     assert client.settings["memory_threshold"] == 0.8
 
 
+@pytest.mark.parametrize(
+    "told",
+    [
+        None, 7, [], {"0": None}, {"0": [1.0]}, {"0": [1.0, 2.0, 3.0]}, {"0": ["1", 2.0]}, {"0": [-1.0, 0.0]},
+        {"0": [1e9, 0.0]}, {"1": [1.0, 0.0]},
+    ],
+)  # fmt: skip
+def test_a_cost_of_computing_that_cannot_be_true_is_not_believed(agent: Agent, client: HandoffClient, told: object):
+    answers = [{"0": [0.001, 2e-6]}, told]
+
+    async def report(connection: Connection, message: Message) -> None:
+        costs = answers.pop(0) if answers else {}
+        state = "ready" if answers else "again"
+        await connection.send("settings", {"settings": {}, "models": {"0": state}, "prefill": costs})
+
+    agent.on["report"] = report
+    model = client.announce(MODEL)
+    assert model.computing_s(0, 1000) == 0.0
+    wait_for(lambda: (client.report_hot({}), model.state == "again")[1])
+    # 1,000 tokens of 1 ms, and 1,000^2 / 2 pairs of 2 us.
+    assert model.computing_s(0, 1000) == pytest.approx(1.0 + 1.0)
+    assert model.computing_s(1000, 2000) == pytest.approx(1.0 + 3.0)
+
+
 def test_the_arena_of_a_closed_connection_is_gone(agent: Agent):
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(5):

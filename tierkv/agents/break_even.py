@@ -10,18 +10,23 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from typing import cast
 
 from tierkv.agents.lookup import Candidate, Plan, Source
+from tierkv.handoff.protocol import MAX_TOKENS
 from tierkv.rpc.client import VaultClient
 
 PrefillSeconds = Callable[[int, int], float]
 """Seconds that the engine needs to compute positions [start, end); 0 when nothing is known."""
+PrefillSample = tuple[int, int, float]
+"""The engine computed positions [start, end) in so many seconds."""
 
 # A link that was found slow is tried again after this: it may have become faster.
 RATE_AGE_S = 60.0
 KEPT_SAMPLES = 64
 # A shorter prefill measures the engine's overhead.
 LEAST_SAMPLE_TOKENS = 32
+MAX_PREFILL_S = 86400.0
 _SMOOTHING = 0.3
 
 
@@ -32,9 +37,11 @@ class PrefillCost:
     64 prefills with equal relative weight.
     """
 
-    def __init__(self) -> None:
-        self._samples: deque[tuple[int, int, float]] = deque(maxlen=KEPT_SAMPLES)
+    def __init__(self, remembered: Iterable[PrefillSample] = ()) -> None:
+        self._samples: deque[PrefillSample] = deque(maxlen=KEPT_SAMPLES)
         self._terms: tuple[float, float] | None = None
+        for sample in remembered:
+            self.measured(*sample)
 
     def measured(self, start: int, end: int, seconds: float) -> None:
         """The engine computed positions [start, end) in ``seconds``."""
@@ -42,17 +49,39 @@ class PrefillCost:
             self._samples.append((start, end, seconds))
             self._terms = None
 
-    def seconds(self, start: int, end: int) -> float:
-        """0 while nothing was measured."""
-        if not self._samples or end <= start:
-            return 0.0
+    @property
+    def samples(self) -> list[PrefillSample]:
+        """What was measured, the oldest first."""
+        return list(self._samples)
+
+    @property
+    def terms(self) -> tuple[float, float]:
+        """a in seconds a token and b in seconds a pair of tokens; both 0 while nothing was measured."""
+        if not self._samples:
+            return 0.0, 0.0
         if self._terms is None:
             self._terms = _fit(self._samples)
-        a, b = self._terms
+        return self._terms
+
+    def seconds(self, start: int, end: int) -> float:
+        """0 while nothing was measured."""
+        if end <= start:
+            return 0.0
+        a, b = self.terms
         return a * (end - start) + b * (end * end - start * start) / 2
 
 
-def _fit(samples: Iterable[tuple[int, int, float]]) -> tuple[float, float]:
+def prefill_sample(row: object) -> PrefillSample | None:
+    """[start, end, seconds] as a sample; None for anything that is not plausible."""
+    if not isinstance(row, list) or len(cast("list[object]", row)) != 3:
+        return None
+    start, end, seconds = cast("list[object]", row)
+    if not (isinstance(start, int) and isinstance(end, int) and isinstance(seconds, int | float)):
+        return None
+    return (start, end, float(seconds)) if 0 <= start < end <= MAX_TOKENS and 0 < seconds < MAX_PREFILL_S else None
+
+
+def _fit(samples: Iterable[PrefillSample]) -> tuple[float, float]:
     """Least squares of relative errors; where one term would be negative, or lengths are all alike, the other alone."""
     xx = xy = yy = x1 = y1 = 0.0
     for start, end, seconds in samples:

@@ -13,7 +13,7 @@ from tierkv.agents.restore_run import HookGone, RestoreRequest
 from tierkv.agents.trace import RequestTrace, scratch_trace
 from tierkv.agents.transfer import Incoming
 from tierkv.errors import HandoffError
-from tierkv.handoff.protocol import MAX_TOKENS, Message, ModelAnnouncement, int_of, tokens_of
+from tierkv.handoff.protocol import MAX_TOKENS, SHORTEST_WORTH_S, Message, ModelAnnouncement, int_of, tokens_of
 from tierkv.handoff.server import Connection
 from tierkv.identity.blocks import PromptChain, Tokens
 
@@ -123,17 +123,24 @@ class ControlChannel:
         have = message.integer("have", high=MAX_TOKENS)
         rows_from = message.integer("rows_from", high=have)
         expected = expected_of(message.fields.get("expected"))
-        budget_s = min(self._parts.restore_timeout_s(), message.number("budget_s"))
         media = media_of(message)
         if model.root is None or model.unusable_reason:
             return model.unusable_reason, model
         chain = PromptChain.of(model.root, tokens[:limit], media)
-        number, prefill = message.integer("id"), self._engine.prefill.seconds
+        budget_s = self._budget_s(message.number("budget_s"), model.prefill.seconds(have, limit))
+        number, prefill = message.integer("id"), model.prefill.seconds
         above = int_of(message.fields.get("above", 0), "above", high=MAX_TOKENS)
         more = message.fields.get("more") is True
         return RestoreRequest(
             number, model.name, chain, have, rows_from, limit, expected, budget_s, prefill, above, more
         ), model
+
+    def _budget_s(self, asked_s: float, computing_s: float) -> float:
+        """The hook of an engine that has not computed yet does not know how long that takes; here it is remembered."""
+        allowed_s = min(self._parts.restore_timeout_s(), asked_s)
+        if not computing_s or not self._parts.settings().get("break_even"):
+            return allowed_s
+        return min(allowed_s, max(SHORTEST_WORTH_S, computing_s))
 
     def _trace(self, message: Message, request: RestoreRequest | str, model: Model) -> RequestTrace:
         """A new request in the book, with what the engine's own cache had of it."""

@@ -7,11 +7,12 @@ import logging
 from collections.abc import Mapping
 from typing import cast
 
+from tierkv.agents.break_even import prefill_sample
 from tierkv.agents.engine_parts import Engine, EngineParts, media_of
 from tierkv.agents.quality import sample_of
 from tierkv.agents.transfer import Incoming
 from tierkv.errors import HandoffError
-from tierkv.handoff.protocol import MAX_TOKENS, Message, Segment, segments_of
+from tierkv.handoff.protocol import Message, Segment, segments_of
 from tierkv.handoff.server import Connection
 from tierkv.identity.blocks import PromptChain
 
@@ -19,7 +20,6 @@ _log = logging.getLogger(__name__)
 
 MAX_PIECES = 256
 MAX_PREFILLS = 64
-MAX_PREFILL_S = 86400.0
 
 
 class DemoteChannel:
@@ -120,19 +120,21 @@ class DemoteChannel:
         self._prefills(stats)
         self._parts.show(self._engine)
         models = {str(number): model.state for number, model in self._engine.models.items()}
-        await self._connection.send("settings", {"settings": dict(self._parts.settings()), "models": models})
+        costs = {str(number): model.prefill.terms for number, model in self._engine.models.items()}
+        settings = dict(self._parts.settings())
+        await self._connection.send("settings", {"settings": settings, "models": models, "prefill": costs})
 
     def _prefills(self, stats: Mapping[str, object]) -> None:
-        """The engine computed these positions in so many seconds; what is not plausible is left out."""
+        """With which model the engine computed which positions, how fast; what is not plausible is left out."""
         found = stats.get("prefills")
         for each in cast("list[object]", found)[:MAX_PREFILLS] if isinstance(found, list) else ():
-            if not isinstance(each, list) or len(cast("list[object]", each)) != 3:
+            if not isinstance(each, list) or len(cast("list[object]", each)) != 4:
                 continue
-            start, end, seconds = cast("list[object]", each)
-            if not (isinstance(start, int) and isinstance(end, int) and isinstance(seconds, int | float)):
-                continue
-            if 0 <= start < end <= MAX_TOKENS and 0 < seconds < MAX_PREFILL_S:
-                self._engine.prefill.measured(start, end, float(seconds))
+            number, *row = cast("list[object]", each)
+            model = self._engine.models.get(number) if isinstance(number, int) else None
+            sample = prefill_sample(row)
+            if model is not None and sample is not None:
+                model.prefill.measured(*sample)
         built_bytes, built_s = stats.get("built_bytes"), stats.get("built_s")
         if isinstance(built_bytes, int) and isinstance(built_s, int | float) and built_bytes > 0 < built_s:
             self._parts.promoter.rates.built(built_bytes, float(built_s))

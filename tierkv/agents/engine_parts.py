@@ -7,7 +7,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from tierkv.agents.break_even import PrefillCost
 from tierkv.agents.demote import Demoter
 from tierkv.agents.hot_tier import HotTier
 from tierkv.agents.known import Taints
@@ -37,7 +36,6 @@ class Engine:
     transfers: OrderedDict[int, Incoming] = field(default_factory=OrderedDict[int, Incoming])
     connections: set[Connection] = field(default_factory=set[Connection])
     evicted: Evicted = field(default_factory=Evicted)
-    prefill: PrefillCost = field(default_factory=PrefillCost)
     tokens_saved: int = 0
 
     def model(self, message: Message) -> Model:

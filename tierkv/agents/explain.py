@@ -86,7 +86,7 @@ class Explainer:
             return trace
         chain = PromptChain.of(model.root, tokens[: trace.limit])
         trace.prompt(chain)
-        request = RestoreRequest(0, model.name, chain, 0, 0, trace.limit, "", 10.0, engine.prefill.seconds)
+        request = RestoreRequest(0, model.name, chain, 0, 0, trace.limit, "", 10.0, model.prefill.seconds)
         view, plan = await self._promoter.look_up(request, trace, peek=True)
         trace.position = plan.position if plan is not None else 0
         trace.outcome = "restored" if plan is not None else "computed"

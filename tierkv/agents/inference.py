@@ -22,6 +22,7 @@ from tierkv.agents.layouts import Layouts
 from tierkv.agents.live_keys import LiveKey, lower_threshold, store_keys
 from tierkv.agents.model_registry import Model, ModelRegistry
 from tierkv.agents.pending import PendingRecords
+from tierkv.agents.prefill_costs import PrefillCosts
 from tierkv.agents.promote import Promoter
 from tierkv.agents.quality import QualityBook
 from tierkv.agents.raised_layers import RaisedLayers
@@ -49,6 +50,7 @@ from tierkv.telemetry.node import NodeTelemetry, Severity
 from tierkv.units import format_size
 
 LINKS_EVERY_S = 0.5
+COSTS_EVERY_S = 30.0
 # How long records wait for a vault that is down before they are dropped.
 KEEP_S = 30.0
 # The engine comes first: encoding runs at a lower priority where the system lets a thread have one.
@@ -126,6 +128,7 @@ class LiveSettings:
             "restore_budget_s": self.restore_budget_s,
             "offer_budget_s": self.offer_budget_s,
             "quality_sample": self.quality_sample,
+            "break_even": self.break_even,
         }
 
 
@@ -164,6 +167,7 @@ class InferenceAgent:
         self.demoter = self._make_demoter()
         self.traces = TraceBook(REQUESTS_KEPT)
         self.identities = Identities(paths.cache_dir() / "identities.json")
+        self.costs = PrefillCosts(paths.cache_dir() / "prefill-costs.json")
         self.hot = HotTier(self.telemetry)
         self.engines = self._make_engines()
         self.server = self._make_server()
@@ -241,8 +245,8 @@ class InferenceAgent:
         toucher = Toucher(self._routers, self.telemetry)
         self.runtime.background(toucher.run(), "touch")
         registry = ModelRegistry(
-            DigestCache(paths.cache_dir() / "weights.json"), self.options.tenant, self.runtime.background,
-            self._tell_of_model,
+            DigestCache(paths.cache_dir() / "weights.json"), self.options.tenant, self.costs,
+            self.runtime.background, self._tell_of_model,
         )  # fmt: skip
         return Engines(
             registry, self.promoter, self.demoter, toucher, self.hot, self.telemetry, self.traces,
@@ -261,11 +265,13 @@ class InferenceAgent:
 
     def _schedule(self) -> None:
         self.runtime.every(LINKS_EVERY_S, self._show_links, "links")
+        self.runtime.every(COSTS_EVERY_S, self.costs.keep, "prefill costs")
         self.runtime.on_stop(self._close_pools)
         for _, client in self._clients:
             self.runtime.on_stop(client.close)
         self.runtime.on_stop(self.promoter.remeasurer.close)
         self.runtime.on_stop(self.server.stop)
+        self.runtime.on_stop(self.costs.keep)
 
     def _close_pools(self) -> None:
         self._decoders.shutdown(wait=False, cancel_futures=True)

@@ -8,6 +8,8 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
+from tierkv.agents.break_even import PrefillCost
+from tierkv.agents.prefill_costs import PrefillCosts
 from tierkv.handoff.protocol import FileSeen, ModelAnnouncement
 from tierkv.identity.blocks import BlockKey
 from tierkv.identity.model import ModelIdentity
@@ -22,11 +24,15 @@ READY = "ready"
 
 @dataclass(slots=True, eq=False)
 class Model:
-    """A model as announced. ``state``: "hashing", "ready" (then ``root`` is set), or the reason it is refused."""
+    """A model as announced. ``state``: "hashing", "ready" (then ``root`` is set), or the reason it is refused.
+
+    ``prefill``: what computing with it costs, shared by all forms of its cache.
+    """
 
     announcement: ModelAnnouncement
     engine: str
     build: str
+    prefill: PrefillCost
     state: str = HASHING
     identity: ModelIdentity | None = None
     root: BlockKey | None = None
@@ -50,11 +56,13 @@ class ModelRegistry:
         self,
         cache: DigestCache,
         tenant: str,
+        costs: PrefillCosts,
         spawn: Callable[[Coroutine[Any, Any, object], str], None],
         emit: Callable[[Severity, str, Model], None],
     ) -> None:
         self._cache = cache
         self._tenant = tenant
+        self._costs = costs
         self._spawn = spawn
         self._emit = emit
         self._models: dict[tuple[ModelAnnouncement, str, str], Model] = {}
@@ -65,7 +73,7 @@ class ModelRegistry:
         key = (announcement, engine, build)
         model = self._models.get(key)
         if model is None or model.state == "weights_unreadable":
-            model = Model(announcement, engine, build)
+            model = Model(announcement, engine, build, self._costs.of(announcement, engine, build))
             while len(self._models) >= MAX_MODELS:
                 del self._models[next(iter(self._models))]
             self._models[key] = model

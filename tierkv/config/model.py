@@ -149,7 +149,8 @@ class Inference(Section):
     )
     break_even: Boolean = key(
         True,
-        "A restore that is expected to take longer than computing is not made, or only as far as it pays.",
+        "A restore that is expected to take longer than computing is not made, or only as far as it pays. Off: also "
+        "where computing is quicker, and a restore that hangs is then waited for at least a second.",
         apply="live",
         kind="boolean",
     )

@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,6 +59,8 @@ GREET_BUDGET_S = 5.0
 SLOWEST_TAKE_BYTES_PER_S = 10e6
 # A healthy agent speaks within its own deadlines (connect 1 s, probe 0.5 s, frame 1 s); a frozen one does not.
 SILENT_S = 3.0
+# No engine takes longer for a token.
+MAX_TERM_S = 3600.0
 DEFAULT_SETTINGS: Mapping[str, Any] = {
     "memory_threshold": 0.60,
     "demote": "ahead",
@@ -72,12 +74,22 @@ DEFAULT_SETTINGS: Mapping[str, Any] = {
 
 @dataclass(slots=True, eq=False)
 class ModelHandle:
-    """A model that was announced. ``state``: "unknown", "hashing", "ready", or why it is refused."""
+    """A model that was announced. ``state``: "unknown", "hashing", "ready", or why it is refused.
+
+    ``prefill_terms``: seconds a token and seconds a pair of tokens that computing costs, as the agent has it from this
+    engine and earlier ones; 0 and 0 while nobody knows.
+    """
 
     id: int
     announcement: ModelAnnouncement
     state: str = "unknown"
     fidelity: int = 0
+    prefill_terms: tuple[float, float] = (0.0, 0.0)
+
+    def computing_s(self, start: int, end: int) -> float:
+        """How long positions [start, end) are expected to take; 0 while nobody knows."""
+        a, b = self.prefill_terms
+        return a * (end - start) + b * (end * end - start * start) / 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -432,10 +444,11 @@ class HandoffClient:
                 channel.regions.release(offset)
         elif message.op == "settings":
             self.settings = {**self.settings, **message.table("settings")}
-            states = message.table("models")
+            states, costs = message.table("models"), message.fields.get("prefill")
             for model in list(self._models):
                 state = states.get(str(model.id))
                 model.state = state if isinstance(state, str) else model.state
+                model.prefill_terms = _terms(costs, model.id) or model.prefill_terms
         return message
 
 
@@ -452,6 +465,17 @@ def _wish(
         "model": model.id, "have": have, "rows_from": rows_from, "limit": limit,
         "expected": expected, "media": media_to_json(media), "budget_s": budget_s,
     }  # fmt: skip
+
+
+def _terms(costs: object, number: int) -> tuple[float, float] | None:
+    """The two terms of this model's cost, if they can be true."""
+    value = cast("dict[str, object]", costs).get(str(number)) if isinstance(costs, dict) else None
+    if not isinstance(value, list) or len(cast("list[object]", value)) != 2:
+        return None
+    a, b = cast("list[object]", value)
+    if not isinstance(a, int | float) or not isinstance(b, int | float):
+        return None
+    return (float(a), float(b)) if 0 <= a < MAX_TERM_S and 0 <= b < MAX_TERM_S else None
 
 
 def _as_blob(tokens: Sequence[int] | NDArray[np.int64]) -> bytes:

@@ -28,7 +28,7 @@ demote       to agent   end (transfer) | dropped (transfer, reason) | report (st
 demote       to agent   hit (model, position, media; tokens)
 demote       to agent   served (restore, model, tokens, have, position, reason)
 demote       to agent   sampled (model, codec, tokens, layers, positions, kl_mean, top1_fraction)
-demote       to hook    free (offsets) | settings (settings, models) | flushed (complete)
+demote       to hook    free (offsets) | settings (settings, models, prefill) | flushed (complete)
 ===========  =========  =========================================================================
 
 A segment is ``[layer, array, position, offset in the region, shape]``; its dtype is the layout's.
@@ -58,6 +58,8 @@ MAX_BLOB_BYTES = 64 << 20
 MAX_TOKENS = MAX_BLOB_BYTES // 16
 MAX_COUNT = 1 << 48
 BLOCK_TOKENS = 256
+# Where computing is quicker than that, a restore may still take so long: a round trip, and a busy machine's delays.
+SHORTEST_WORTH_S = 0.2
 WEIGHT_SUFFIXES = (".safetensors", ".gguf", ".npz")
 
 NUMPY_DTYPE = {

@@ -40,7 +40,7 @@ class HotCounters:
     cap_bytes: int = 0
     device_bytes: int = 0
     note: str = ""
-    prefills: deque[tuple[int, int, float]] = field(default_factory=lambda: deque(maxlen=MAX_PREFILLS))
+    prefills: deque[tuple[int, int, int, float]] = field(default_factory=lambda: deque(maxlen=MAX_PREFILLS))
     built_bytes: int = 0
     built_s: float = 0.0
 
@@ -61,13 +61,17 @@ class HotCounters:
         """Nothing was restored, for this reason."""
         _count(self.not_restored, reason)
 
-    def prefilled(self, tokens: int, seconds: float, *, start: int = 0) -> None:
-        """The engine computed ``tokens`` tokens of one prompt, from position ``start`` on, in ``seconds``."""
+    def prefilled(self, tokens: int, seconds: float, *, start: int = 0, model: int | None = None) -> None:
+        """The engine computed ``tokens`` tokens of one prompt, from position ``start`` on, in ``seconds``.
+
+        ``model``: the id of its handle, None where nothing is carried of it.
+        """
         if seconds <= 0:
             return
         rate, before = tokens / seconds, self.prefill_tokens_per_s
         self.prefill_tokens_per_s = rate if before == 0 else before + _SMOOTHING * (rate - before)
-        self.prefills.append((start, start + tokens, round(seconds, 6)))
+        if model is not None:
+            self.prefills.append((model, start, start + tokens, round(seconds, 6)))
 
     def built(self, n_bytes: int, seconds: float) -> None:
         """A cache of ``n_bytes`` was made of what came from the vaults."""
@@ -91,9 +95,9 @@ class HotCounters:
             "built_bytes": self.built_bytes, "built_s": self.built_s,
         }  # fmt: skip
 
-    def _taken(self) -> list[tuple[int, int, float]]:
+    def _taken(self) -> list[tuple[int, int, int, float]]:
         """The prefills since the last report; the generation thread may add to them meanwhile."""
-        taken: list[tuple[int, int, float]] = []
+        taken: list[tuple[int, int, int, float]] = []
         while self.prefills:
             taken.append(self.prefills.popleft())
         return taken

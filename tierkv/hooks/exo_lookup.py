@@ -99,7 +99,7 @@ class Lookup:
             known = self._tiers.model.of_model(query.model)
             return self._tiers.client.possible(
                 known.handle, query.ids, have=have, limit=reach, media=query.media(reach), expected=known.signature,
-                budget_s=self._tiers.fetch.budget_s(reach - have),
+                budget_s=self._tiers.fetch.budget_s(known.handle, have, reach),
             )  # fmt: skip
 
         if ranks.alone:

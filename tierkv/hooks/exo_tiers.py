@@ -107,7 +107,8 @@ class ExoTiers:
         tiered.forget_gone()
         if tiered.asked >= TELLING_TOKENS and prefill_tps > 0:
             end = max(tiered.asked, len(tiered.cache.prompts[index]))
-            self.counters.prefilled(tiered.asked, tiered.asked / prefill_tps, start=end - tiered.asked)
+            number = self.model.handle.id if self.model.handle is not None else None
+            self.counters.prefilled(tiered.asked, tiered.asked / prefill_tps, start=end - tiered.asked, model=number)
         if tiered.follows_wrong:
             self._keep_to_itself(tiered, tiered.cache.caches[index])
         elif self.client.settings["demote"] == "ahead":

@@ -15,6 +15,7 @@ import mlx.core as mx
 
 from tierkv.errors import UnsupportedState
 from tierkv.handoff.client import HandoffClient, Media, ModelHandle, NotRestored, Restored
+from tierkv.handoff.protocol import SHORTEST_WORTH_S
 from tierkv.hooks.counters import HotCounters
 from tierkv.hooks.mlx_models import LoadedModel, ModelBook, ModelKey
 from tierkv.hooks.prompt_tokens import Ids, as_ids, inside_media, media_in
@@ -22,7 +23,7 @@ from tierkv.state import mlx_cache
 
 log = logging.getLogger("tierkv")
 
-# A first restore has connections to open: it gets this much even where computing would be quicker.
+# With break_even off a restore is wanted where computing is quicker too, and may have connections to open.
 SHORTEST_BUDGET_S = 1.0
 
 
@@ -56,18 +57,20 @@ class Fetch:
         limit: int,
         local: Sequence[Any] | None = None,
         more: bool = False,
+        spent_s: float = 0.0,
     ) -> tuple[list[Any], int] | None:
         """An evaluated cache and its position in (have, limit] and the form's range; None where the vaults give none.
 
         ``local`` is a cache of the same model that stands at ``have`` and gives the rows before it. ``more``: another
-        form is asked for next. Raises UnsupportedState if what came does not fit.
+        form is asked for next; ``spent_s``: what was waited for those before. Raises UnsupportedState if what came does
+        not fit.
         """
         started = self._clock()
         floor, limit = max(have, model.first - 1), min(limit, model.last)
         answer = self._client.restore(
             model.handle, ids, have=have, limit=limit, expected=model.signature,
-            budget_s=self.budget_s(limit - have), rows_from=have if local is not None else 0, media=media,
-            above=floor, more=more,
+            budget_s=self.budget_s(model.handle, have, limit, spent_s), above=floor, more=more,
+            rows_from=have if local is not None else 0, media=media,
         )  # fmt: skip
         if isinstance(answer, NotRestored):
             if not more:
@@ -92,11 +95,18 @@ class Fetch:
         self._counters.built(sum(array.nbytes for array in answer.arrays.values()), self._clock() - began)
         return cache
 
-    def budget_s(self, tokens: int) -> float:
-        """How long a restore of so many tokens may take: no longer than computing them."""
-        allowed = float(self._client.settings["restore_budget_s"])
+    def budget_s(self, model: ModelHandle, have: int, limit: int, spent_s: float = 0.0) -> float:
+        """How long a restore of positions [have, limit) may take: no longer than computing them, where that is known.
+
+        ``spent_s`` was waited for the same prompt already.
+        """
+        allowed_s = float(self._client.settings["restore_budget_s"])
         rate = self._counters.prefill_tokens_per_s
-        return min(allowed, max(SHORTEST_BUDGET_S, tokens / rate)) if rate else allowed
+        computing_s = model.computing_s(have, limit) or ((limit - have) / rate if rate else 0.0)
+        if not computing_s:
+            return allowed_s
+        shortest_s = SHORTEST_WORTH_S if self._client.settings.get("break_even") else SHORTEST_BUDGET_S
+        return min(allowed_s, max(shortest_s, computing_s - spent_s))
 
     def _count(self, answer: Restored, started: float, n_tokens: int) -> None:
         self._counters.restored_tokens += answer.position - answer.first_row
@@ -134,10 +144,14 @@ class Promoter(Fetch):
             return None
         ids = as_ids(tokens)
         forms = [form for form in self._book.of_prompt(key, limit) if min(limit, form.last) - have >= least]
+        began_s = self._clock()
         for form in forms:
             joined = local if local is not None and _joins(local, have, form) else None
             more = form is not forms[-1]
-            got = self.fetch(form, ids, media_in(ids), have=have, limit=limit, local=joined, more=more)
+            got = self.fetch(
+                form, ids, media_in(ids), have=have, limit=limit, local=joined, more=more,
+                spent_s=self._clock() - began_s,
+            )  # fmt: skip
             if got is not None and inside_media(ids, got[1]):
                 raise UnsupportedState("bad_position", f"a restore at {got[1]}, inside an image")
             if got is not None:

@@ -295,7 +295,9 @@ class TieredPromptCache:
         started, self._prefill = self._prefill, None
         if started is not None and started.key == model and len(tokens) == started.n_tokens - 1 > started.have:
             seconds = self.tiers.clock() - started.started
-            self.tiers.counters.prefilled(len(tokens) - started.have, seconds, start=started.have)
+            handle = self.tiers.book.handle_of(model, len(tokens))
+            number = handle.id if handle is not None else None
+            self.tiers.counters.prefilled(len(tokens) - started.have, seconds, start=started.have, model=number)
 
     def _failed(self, doing: str, error: Exception) -> None:
         known = isinstance(error, TierKVError)
