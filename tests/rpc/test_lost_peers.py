@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator
 
+import grpc
 import pytest
 from running_vaults import Vault, VaultProcess, running_vault
 from wire_records import ROOT, blocks_of, each, prompt, put, record, take
@@ -23,6 +24,7 @@ from tierkv.demo.processes import free_port
 from tierkv.errors import BreakerOpen, DeadlineExceeded, NotAuthenticated, PeerError, Unreachable, WrongService
 from tierkv.rpc.auth import Token, load_token
 from tierkv.rpc.client import NodeClient, VaultClient
+from tierkv.rpc.link import Link
 
 TOKEN = Token("some-token-some-token", True, "given")
 HANG_S = 30.0
@@ -275,6 +277,46 @@ async def test_the_time_for_a_restore_is_kept(vault: Vault):
                 await asyncio.sleep(0.1)
 
     assert isinstance(await failure(slow()), DeadlineExceeded)
+
+
+class FailingChannel:
+    """A channel that is never connected, and whose state changes when told."""
+
+    def __init__(self) -> None:
+        self.change = asyncio.Event()
+        self.waits = 0
+
+    def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
+        return grpc.ChannelConnectivity.TRANSIENT_FAILURE
+
+    async def wait_for_state_change(self, last: grpc.ChannelConnectivity) -> None:
+        self.waits += 1
+        await self.change.wait()
+        self.change.clear()
+
+    async def close(self) -> None:
+        return
+
+
+@pytest.mark.parametrize("steps_between", range(8))
+async def test_a_link_closes_also_while_its_channel_changes(steps_between: int):
+    """In the very step in which the change is on its way to who watches it; else an agent never ends."""
+    link = Link("127.0.0.1:1")
+    await link.channel.close()
+    channel = link.channel = FailingChannel()  # type: ignore[assignment]
+    with pytest.raises(Unreachable):
+        async with link.attempt():
+            raise Unreachable("127.0.0.1:1", "gone")
+    async with asyncio.timeout(HANG_S):
+        while not channel.waits:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+    await asyncio.sleep(0.02)
+    channel.change.set()
+    for _ in range(steps_between):
+        await asyncio.sleep(0)
+    closing = asyncio.create_task(link.close())
+    done, _ = await asyncio.wait({closing}, timeout=4)  # it looks again every 5 s
+    assert done, "it goes on"
 
 
 async def test_a_link_knows_its_round_trip_and_rates():

@@ -193,6 +193,24 @@ def test_the_log_is_bounded_and_counts_what_it_forgets() -> None:
     assert (len(log.view().lines), log.view().dropped) == (10, 15)
 
 
+@pytest.mark.parametrize("steps_between", range(8))
+async def test_a_feed_ends_when_it_is_told_to_also_while_a_connection_fails(steps_between: int) -> None:
+    """In the very step in which the failure is on its way through the tasks; else the console never ends."""
+    agent = Agent()
+    task = asyncio.create_task(LiveFeed([Target(TARGET)], agent.connect).run())
+    async with asyncio.timeout(20):
+        while not agent.connections:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+    await asyncio.sleep(0.02)
+    agent.connections[0].told.put_nowait(Unreachable("nas", "gone"))
+    for _ in range(steps_between):
+        await asyncio.sleep(0)
+    task.cancel()
+    done, _ = await asyncio.wait({task}, timeout=10)
+    assert done, "it goes on"
+    assert task.cancelled(), repr(task)
+
+
 def test_the_log_puts_what_came_together_in_order_of_time() -> None:
     log = EventLog()
     log.add([event(5, "later")])

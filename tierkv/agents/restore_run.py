@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -21,6 +20,7 @@ from tierkv.errors import BadFrame, HandoffError, PeerError, TierKVError
 from tierkv.handoff.server import Connection
 from tierkv.identity.blocks import PromptChain
 from tierkv.state.layout import Layout
+from tierkv.tasks import ended
 
 # One decoding job and one message to the hook for at most this much.
 REGION_BYTES = 32 << 20
@@ -207,7 +207,7 @@ class RestoreRun:
         reached = min(self._request.rows_from, self._plan.position)
         jobs = zip(self._plan.rows, flights, strict=True)
         tasks = [asyncio.create_task(self._deliver(candidate, flight)) for candidate, flight in jobs]
-        async with _ended(tasks):
+        async with ended(tasks):
             for candidate, task in zip(self._plan.rows, tasks, strict=True):
                 if not await self._came(task, candidate, self._rows_deadline_s):
                     break  # later rows are useless without this one
@@ -230,7 +230,7 @@ class RestoreRun:
         candidates = mark.candidates()
         jobs = zip(candidates, flights, strict=True)
         tasks = [asyncio.create_task(self._deliver(candidate, flight)) for candidate, flight in jobs]
-        async with _ended(tasks):
+        async with ended(tasks):
             came = [
                 await self._came(task, each, self._deadline_s) for each, task in zip(candidates, tasks, strict=True)
             ]
@@ -367,20 +367,9 @@ def _scalars(parsed: ParsedRecord) -> dict[str, Any]:
 async def _both(rows: Coroutine[Any, Any, int], marks: Coroutine[Any, Any, Mark | None]) -> tuple[int, Mark | None]:
     """Both at once; the first that raises ends the other."""
     first, second = asyncio.create_task(rows), asyncio.create_task(marks)
-    async with _ended([first, second]):
+    async with ended([first, second]):
         await asyncio.wait([first, second], return_when=asyncio.FIRST_EXCEPTION)
         for task in (first, second):
             if task.done() and task.exception() is not None:
                 await task
         return await first, await second
-
-
-@contextlib.asynccontextmanager
-async def _ended(tasks: Sequence[asyncio.Task[Any]]):
-    """Whatever ends the body, none of ``tasks`` runs on."""
-    try:
-        yield
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

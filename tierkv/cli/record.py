@@ -13,6 +13,7 @@ from tierkv.cli.output import plural, warn
 from tierkv.cli.parser import Commands
 from tierkv.cli.tui import addresses
 from tierkv.errors import EXIT_OK, EXIT_UNREACHABLE, UsageError
+from tierkv.tasks import ended
 from tierkv.units import parse_duration, parse_size
 
 if TYPE_CHECKING:
@@ -81,9 +82,5 @@ async def _listen(running: object, recorder: Recorder, seconds: float | None) ->
             recorder.flush()
 
     tasks = [asyncio.ensure_future(running), asyncio.create_task(flush())]  # type: ignore[arg-type]
-    try:
+    async with ended(tasks):
         await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

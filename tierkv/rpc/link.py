@@ -180,7 +180,8 @@ class Link:
                     self.breaker.retry_now()
                     lost, self._back = False, True
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self.channel.wait_for_state_change(state), 5.0)
+                    async with asyncio.timeout(5.0):  # wait_for can lose a cancellation, and ``close`` would hang
+                        await self.channel.wait_for_state_change(state)
         except grpc.aio.UsageError:
             return
         except Exception:

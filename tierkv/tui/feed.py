@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from tierkv.errors import NotAuthenticated, WrongService
+from tierkv.tasks import ended
 from tierkv.telemetry.recording import Step
 from tierkv.telemetry.snapshot import Event, NodeSnapshot
 from tierkv.tui import record as steps
@@ -157,13 +158,14 @@ class LiveFeed:
         source: Source | None = None
         try:
             source = self._connect(target)
-            async with asyncio.TaskGroup() as group:
-                first = asyncio.Event()
-                group.create_task(self._take_snapshots(target, source, first))
-                group.create_task(self._take_events(target, source, first))
+            first = asyncio.Event()
+            snapshots = asyncio.create_task(self._take_snapshots(target, source, first))
+            events = asyncio.create_task(self._take_events(target, source, first))
+            async with ended((snapshots, events)):
+                done, _ = await asyncio.wait((snapshots, events), return_when=asyncio.FIRST_COMPLETED)
+                await (snapshots if snapshots in done else events)  # raises why it ended
         except Exception as caught:
-            error = _first(caught)
-            return _said(error), _phase(error)
+            return _said(caught), _phase(caught)
         finally:
             if source is not None:
                 await _closed(source)
@@ -242,12 +244,6 @@ async def _closed(source: Source) -> None:
             await source.close()
     except Exception:
         return
-
-
-def _first(error: Exception) -> Exception:
-    while isinstance(error, ExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 def _phase(error: Exception) -> Phase | None:
