@@ -93,7 +93,7 @@ def measure(model: str, n_tokens: int, codec: str, repeat: int, home: Path) -> d
         ssm, ssm_port = start("vault", home, name="ssm", role="ssm-vault", **vault)
         agent, _ = start(
             "inference", home, name="agent", socket=str(home / "bench.sock"), kv_codec=codec,
-            kv_cold=[f"127.0.0.1:{kv_port}"], ssm_cold=[f"127.0.0.1:{ssm_port}"],
+            kv_cold=[f"127.0.0.1:{kv_port}"], ssm_cold=[f"127.0.0.1:{ssm_port}"], break_even=False,
         )  # fmt: skip
         processes = [kv, ssm, agent]
         return restores(model, layout, n_tokens, repeat, home, {"agent": agent.pid, "vaults": kv.pid, "ssm": ssm.pid})

@@ -9,10 +9,12 @@ import tempfile
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 from agent_processes import TOKEN, Engine, ready_engine
 
+from tierkv.agents import control_channel
 from tierkv.agents.inference import InferenceAgent, InferenceOptions
 from tierkv.rpc.auth import load_or_create_token
 from tierkv.rpc.node_client import NodeClient
@@ -66,9 +68,15 @@ async def restore(engine: Engine, tokens: np.ndarray, **options):
 
 
 @contextlib.asynccontextmanager
-async def explained_agent(*, vault: dict | None = None, kv_address: str = "", **options) -> AsyncIterator[Rig]:
-    """``kv_address``: where the agent reaches the KV vault, if not at its own address (a proxy)."""
+async def explained_agent(
+    *, vault: dict | None = None, kv_address: str = "", assumed_tokens_per_s: float = 10.0, **options
+) -> AsyncIterator[Rig]:
+    """``kv_address``: where the agent reaches the KV vault, if not at its own address (a proxy).
+
+    ``assumed_tokens_per_s``: for how fast an engine that has not computed yet is taken; toys are in no hurry.
+    """
     async with contextlib.AsyncExitStack() as stack:
+        stack.enter_context(patch.object(control_channel, "FASTEST_TOKENS_PER_S", assumed_tokens_per_s))
         home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tierkv-")))
         kv = await stack.enter_async_context(running_vault(token=TOKEN, **(vault or {})))
         ssm = await stack.enter_async_context(running_vault(token=TOKEN, role="ssm-vault"))

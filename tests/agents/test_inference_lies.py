@@ -47,7 +47,7 @@ async def rig() -> AsyncIterator[Rig]:
         home = Path(name)
         options = InferenceOptions(
             "test", port=0, socket=home / "s", token=TOKEN, kv_codec="lossless", min_store_tokens=1,
-            min_restore_tokens=1, handoff_bytes=8 << 20,
+            min_restore_tokens=1, handoff_bytes=8 << 20, break_even=False,
         )  # fmt: skip
         kv, ssm = LyingVault(), LyingVault()
         agent = InferenceAgent(options, {"kv": [kv], "ssm": [ssm]})

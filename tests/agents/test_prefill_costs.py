@@ -8,10 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from agent_processes import TOKEN, Cluster, Engine, prompt, rows_layout
-from explained_agent import demote, explained_agent, restore, until
+from agent_processes import TOKEN, Cluster, Engine, assert_state, prompt, rows_layout
+from explained_agent import Rig, demote, explained_agent, restore, until
 from faulty_vault import FaultyVault
 
+from tierkv.agents import control_channel
 from tierkv.agents.break_even import prefill_sample
 from tierkv.agents.prefill_costs import MAX_MODELS, REMEMBERED_SAMPLES, PrefillCosts
 from tierkv.handoff.client import NotRestored
@@ -170,6 +171,18 @@ async def test_a_prefill_of_a_model_that_was_not_announced_is_left_out():
         assert inside.models[0].prefill.seconds(0, 1000) == pytest.approx(2.0)
 
 
+def noted_budgets(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """What every restore from now on may take."""
+    look_up, budgets = rig.agent.promoter.look_up, []
+
+    def noted(request, trace, **options):
+        budgets.append(request.budget_s)
+        return look_up(request, trace, **options)
+
+    monkeypatch.setattr(rig.agent.promoter, "look_up", noted)
+    return budgets
+
+
 @pytest.mark.parametrize(
     ("weighs", "computing_s", "asked_s", "wanted_s"),
     [(True, 0.5, 30.0, 0.5), (True, 0.5, 0.3, 0.3), (True, 0.001, 30.0, SHORTEST_WORTH_S), (False, 0.5, 30.0, 12.0)],
@@ -181,23 +194,31 @@ async def test_a_restore_may_take_what_computing_takes(
     async with explained_agent(break_even=weighs, restore_timeout_s=12.0) as rig:
         engine = await rig.engine()
         await rig.prefilled(engine, (0, 1000, computing_s))
-        look_up, budgets = rig.agent.promoter.look_up, []
-
-        def noted(request, trace, **options):
-            budgets.append(request.budget_s)
-            return look_up(request, trace, **options)
-
-        monkeypatch.setattr(rig.agent.promoter, "look_up", noted)
+        budgets = noted_budgets(rig, monkeypatch)
         await restore(engine, prompt(1001), budget_s=asked_s)
         assert budgets == [pytest.approx(wanted_s)]
 
 
-async def test_before_anything_was_computed_the_hook_decides():
-    async with explained_agent(restore_timeout_s=12.0) as rig:
+@pytest.mark.parametrize(("weighs", "n_tokens", "wanted_s"), [(True, 8000, 0.8), (True, 600, 0.2), (False, 8000, 12.0)])
+async def test_before_anything_was_computed_a_fast_engine_is_assumed(
+    monkeypatch: pytest.MonkeyPatch, weighs: bool, n_tokens: int, wanted_s: float
+):
+    """8,000 tokens at 10,000 a second."""
+    fastest = control_channel.FASTEST_TOKENS_PER_S
+    async with explained_agent(assumed_tokens_per_s=fastest, break_even=weighs, restore_timeout_s=12.0) as rig:
         engine = await rig.engine()
-        await demote(engine, prompt(600))
-        assert engine.model.computing_s(0, 599) == 0.0
-        assert (await restore(engine, prompt(600), budget_s=11.0)).position == 599
+        budgets = noted_budgets(rig, monkeypatch)
+        await restore(engine, prompt(n_tokens + 1), budget_s=30.0)
+        assert budgets == [pytest.approx(wanted_s)]
+
+
+async def test_what_comes_by_then_is_used():
+    async with explained_agent(assumed_tokens_per_s=10.0) as rig:
+        engine = await rig.engine()
+        tokens = prompt(2001)
+        await demote(engine, tokens)
+        assert engine.model.computing_s(0, 2000) == 0.0
+        assert_state(await restore(engine, tokens, budget_s=11.0), engine.layout, tokens, 2000)
 
 
 @pytest.mark.parametrize("fault", ["freeze", "trickle"])
@@ -225,16 +246,17 @@ def test_the_first_request_after_a_restart_is_not_held_by_a_vault_that_hangs(tmp
         vault.stop()
 
 
-def test_an_engine_that_never_computed_waits_as_long_as_it_may(tmp_path: Path):
-    """What is not known cannot be weighed: the control of the test above."""
+def test_nor_the_first_request_of_a_model_that_was_never_computed_here(tmp_path: Path):
+    """The hook would wait 30 s, and a frame may take 20: the agent itself says at 0.4 s that it takes too long."""
     vault = FaultyVault(token=TOKEN).start()
     place = Cluster(tmp_path)
     try:
-        place.agent(kv_cold=[vault.address], break_even=True, frame_timeout_s=20.0, restore_timeout_s=30.0)
+        agent = place.agent(kv_cold=[vault.address], break_even=True, frame_timeout_s=20.0, restore_timeout_s=30.0)
         engine: Engine = place.engine(layout=rows_layout(8)).ready()
         engine.demote(prompt(4001))
         vault.fault = "freeze"
-        assert engine.restore(prompt(4001), budget_s=2.0).reason == "timed_out"
+        assert engine.restore(prompt(4001), budget_s=30.0) == NotRestored("timed_out")
+        assert agent.tier("kv").miss_reasons["timed_out"] == 1
     finally:
         place.close()
         vault.stop()

@@ -20,7 +20,7 @@ def budget(have, limit, *, terms=UNKNOWN, rate=0.0, spent_s=0.0, **settings):
     return Fetch(client, counters).budget_s(handle, have, limit, spent_s)
 
 
-def test_while_nobody_knows_it_is_what_the_agent_allows():
+def test_while_the_hook_does_not_know_it_is_what_the_agent_allows():
     assert budget(0, 4000) == 30.0
     assert budget(0, 4000, restore_budget_s=7.0, break_even=True) == 7.0
 

@@ -25,6 +25,9 @@ MAX_OPEN_TRANSFERS = 256
 # A hook gives up on an agent that says nothing for 3 s.
 HEARTBEAT_S = 1.0
 MAX_WHY_CHARS = 100
+# Taken for how fast an engine computes where none on this machine has computed with the model yet: what has come of a
+# restore by then is used, the rest is computed, and then it is known.
+FASTEST_TOKENS_PER_S = 10_000.0
 
 
 class ControlChannel:
@@ -127,7 +130,8 @@ class ControlChannel:
         if model.root is None or model.unusable_reason:
             return model.unusable_reason, model
         chain = PromptChain.of(model.root, tokens[:limit], media)
-        budget_s = self._budget_s(message.number("budget_s"), model.prefill.seconds(have, limit))
+        computing_s = model.prefill.seconds(have, limit) or (limit - have) / FASTEST_TOKENS_PER_S
+        budget_s = self._budget_s(message.number("budget_s"), computing_s)
         number, prefill = message.integer("id"), model.prefill.seconds
         above = int_of(message.fields.get("above", 0), "above", high=MAX_TOKENS)
         more = message.fields.get("more") is True
@@ -138,7 +142,7 @@ class ControlChannel:
     def _budget_s(self, asked_s: float, computing_s: float) -> float:
         """The hook of an engine that has not computed yet does not know how long that takes; here it is remembered."""
         allowed_s = min(self._parts.restore_timeout_s(), asked_s)
-        if not computing_s or not self._parts.settings().get("break_even"):
+        if not self._parts.settings().get("break_even"):
             return allowed_s
         return min(allowed_s, max(SHORTEST_WORTH_S, computing_s))
 

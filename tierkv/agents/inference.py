@@ -50,7 +50,7 @@ from tierkv.telemetry.node import NodeTelemetry, Severity
 from tierkv.units import format_size
 
 LINKS_EVERY_S = 0.5
-COSTS_EVERY_S = 30.0
+COSTS_EVERY_S = 5.0
 # How long records wait for a vault that is down before they are dropped.
 KEEP_S = 30.0
 # The engine comes first: encoding runs at a lower priority where the system lets a thread have one.

@@ -1,7 +1,7 @@
 """What computing costs with each model on this machine, kept across restarts of engines and of the agent.
 
-The first request of an engine that was restarted is often one for what it computed before: how long computing takes
-must be known then, or a vault that hangs could hold it for as long as a restore may take at all.
+The first request of an engine that was restarted is often one for what it computed before, and a restore may take what
+computing takes: that must be known then.
 
 One small file for all inference agents of a user: ``{"schema": "tierkv.prefill-costs/1", "models": {digest: [[start,
 end, seconds], ...]}}``. Digests and numbers only; without it the next prefills tell the same again, so nothing here

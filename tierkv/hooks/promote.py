@@ -98,7 +98,8 @@ class Fetch:
     def budget_s(self, model: ModelHandle, have: int, limit: int, spent_s: float = 0.0) -> float:
         """How long a restore of positions [have, limit) may take: no longer than computing them, where that is known.
 
-        ``spent_s`` was waited for the same prompt already.
+        Just after an engine's start the agent may know it and the hook not yet. ``spent_s`` was waited for the same
+        prompt already.
         """
         allowed_s = float(self._client.settings["restore_budget_s"])
         rate = self._counters.prefill_tokens_per_s
