@@ -288,6 +288,15 @@ class Engine:
         self.client.close()
 
 
+def eventually(check, timeout_s: float = 30.0):
+    """The first truthy answer of ``check``."""
+    deadline = time.monotonic() + timeout_s
+    while not (answer := check()):
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.05)
+    return answer
+
+
 def assert_state(got: Restored | NotRestored, layout: Layout, tokens: np.ndarray, position: int) -> None:
     """What came back is bit for bit what the engine had at ``position`` of this very prompt."""
     assert isinstance(got, Restored), got

@@ -23,6 +23,7 @@ from agent_processes import (
     Engine,
     assert_state,
     environment,
+    eventually,
     prompt,
     rows_layout,
     state_of,
@@ -61,14 +62,6 @@ def engine(place: Cluster) -> Engine:
 @pytest.fixture
 def agent(place: Cluster) -> AgentProcess:
     return place.processes[0]
-
-
-def eventually(check, timeout_s: float = 30.0):
-    deadline = time.monotonic() + timeout_s
-    while not (answer := check()):
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.05)
-    return answer
 
 
 def reasons(agent: AgentProcess) -> dict[str, int]:

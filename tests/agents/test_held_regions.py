@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from agent_processes import TOKEN, AgentProcess, Cluster, assert_state, environment, prompt, rows_layout
+from agent_processes import TOKEN, AgentProcess, Cluster, assert_state, environment, eventually, prompt, rows_layout
 
 from tierkv.handoff.channel import Channel
 from tierkv.handoff.client import NotRestored, Restored
@@ -45,14 +45,6 @@ while True:
         print("none", got.reason, flush=True)
         engine.client.wait_available(5.0)
 """
-
-
-def eventually(check, timeout_s: float = 30.0):
-    deadline = time.monotonic() + timeout_s
-    while not (answer := check()):
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)
-    return answer
 
 
 @pytest.fixture

@@ -16,21 +16,22 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from agent_processes import RUNNER, TOKEN, Cluster, assert_state, environment, hybrid_layout, prompt, rows_layout
+from agent_processes import (
+    RUNNER,
+    TOKEN,
+    Cluster,
+    assert_state,
+    environment,
+    eventually,
+    hybrid_layout,
+    prompt,
+    rows_layout,
+)
 
 from tierkv.errors import HandoffError
 from tierkv.handoff.channel import Channel
 from tierkv.handoff.client import ModelAnnouncement, NotRestored, Restored, model_files
 from tierkv.handoff.protocol import HEADER, MAGIC, pack
-
-
-def eventually(check, timeout_s: float = 15.0):
-    """The first truthy answer of ``check``."""
-    deadline = time.monotonic() + timeout_s
-    while not (answer := check()):
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.05)
-    return answer
 
 
 def restored(engine, tokens):

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from agent_processes import TOKEN, Cluster, Engine, assert_state, prompt, rows_layout
+from agent_processes import TOKEN, Cluster, Engine, assert_state, eventually, prompt, rows_layout
 from explained_agent import Rig, demote, explained_agent, restore, until
 from faulty_vault import FaultyVault
 
@@ -223,7 +223,7 @@ async def test_what_comes_by_then_is_used():
 
 @pytest.mark.parametrize("fault", ["freeze", "trickle"])
 def test_the_first_request_after_a_restart_is_not_held_by_a_vault_that_hangs(tmp_path: Path, fault: str):
-    """Engine and agent are new, the hook would wait 30 s, and computing is remembered to take 0.4 s."""
+    """Engine and agent are new, the hook would wait 30 s, and computing is remembered to take 4 s."""
     vault = FaultyVault(token=TOKEN).start()
     place = Cluster(tmp_path)
     try:
@@ -232,11 +232,11 @@ def test_the_first_request_after_a_restart_is_not_held_by_a_vault_that_hangs(tmp
         tokens = prompt(4001)
         engine = place.engine(layout=rows_layout(8)).ready()
         engine.demote(tokens)
-        engine.client.report_hot({"prefills": [[engine.model.id, 0, 4000, 0.4]]})
-        assert engine.restore(tokens, budget_s=30.0).position == 4000
+        engine.client.report_hot({"prefills": [[engine.model.id, 0, 4000, 4.0]]})
+        eventually((tmp_path / "cache" / "prefill-costs.json").exists)
         place.engines.remove(engine)
         engine.close()
-        agent.stop()
+        agent.kill()
         vault.fault = fault
         place.agent(name="again", **options)
         engine = place.engine(layout=rows_layout(8)).ready()
@@ -256,7 +256,7 @@ def test_nor_the_first_request_of_a_model_that_was_never_computed_here(tmp_path:
         engine.demote(prompt(4001))
         vault.fault = "freeze"
         assert engine.restore(prompt(4001), budget_s=30.0) == NotRestored("timed_out")
-        assert agent.tier("kv").miss_reasons["timed_out"] == 1
+        assert agent.tier("kv").miss_reasons["timed_out"] >= 1
     finally:
         place.close()
         vault.stop()
